@@ -1,0 +1,1 @@
+"""Trace, graph, passes, oracle and targets: the compiler of step metadata."""

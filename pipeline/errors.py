@@ -1,0 +1,23 @@
+"""Errors of tracing and compiling. Each message names the stage and the source line it is about."""
+
+from __future__ import annotations
+
+
+class StepGraphError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class TraceError(StepGraphError):
+    """A stage did something that cannot become part of a graph."""
+
+
+class CompileError(StepGraphError):
+    """A graph that cannot be compiled safely, e.g. an output that is not written on every replay."""
+
+
+class BindError(StepGraphError):
+    """An array that cannot be bound to an input (shape, dtype, device, strides), or none bound."""
+
+
+class CaptureError(StepGraphError):
+    """An executable used with extents or addresses other than those it was captured for."""
