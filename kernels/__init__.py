@@ -1,0 +1,1 @@
+"""Block-table kernels: one meaning, one signature, several implementations."""

@@ -1,0 +1,1 @@
+"""Profiling: named ranges and reports."""
