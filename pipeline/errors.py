@@ -12,7 +12,7 @@ class TraceError(StepGraphError):
 
 
 class CompileError(StepGraphError):
-    """A graph that cannot be compiled safely, e.g. an output that is not written on every replay."""
+    """A graph that cannot be compiled safely, e.g. an output that some replay would not write."""
 
 
 class BindError(StepGraphError):

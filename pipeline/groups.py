@@ -17,11 +17,11 @@ class Group:
     kind: "attention" (token slots) or "recurrent" (state indices: Mamba, GDN, short conv ...).
     block_size: tokens per block, as the allocator counts them.
     max_blocks: width of the group's block table, in blocks.
-    cache_mode: recurrent groups only. "none": the row holds the 1 + K state blocks of the request;
-        "align": one state block per `block_size` tokens, the current one is read; "all": as "align",
-        with the last scheduled and the last computed block as separate outputs.
-    kernel_block_size: attention groups only; tokens per block as the kernel counts them (None: the same).
-    window: sliding-window length in tokens (None: full attention).
+    cache_mode: recurrent groups only. "none": the row holds the 1 + K state blocks of a request;
+        "align": one state block per `block_size` tokens, the current one is read; "all": as
+        "align", with the last scheduled and the last computed block as separate outputs.
+    kernel_block_size: attention groups only; tokens per block as the kernel counts (None: the
+    same). window: sliding-window length in tokens (None: full attention).
     chunk: chunked-local attention chunk in tokens (None: full attention).
     num_spec_tokens: K, draft tokens per request; a recurrent row then has 1 + K states.
     ring: an attention group narrower than the sequence, whose columns are reused in turn.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class Sizes:
         return "{" + _short(self.values) + "}"
 
 
-Extent = Union[int, Dim, Sizes]
+Extent: TypeAlias = "int | Dim | Sizes"
 
 
 def extent_of(dim: Extent, env: Mapping[str, int], member: int = 0) -> int:
@@ -64,7 +64,7 @@ def extent_of(dim: Extent, env: Mapping[str, int], member: int = 0) -> int:
 
 @dataclass(frozen=True)
 class Aval:
-    """Abstract value: shape and dtype; `unit` names what an id counts ("row", "block", "slot", ...)."""
+    """Abstract value: shape and dtype; `unit` names what an id counts ("row", "block", ...)."""
 
     shape: tuple[Extent, ...]
     dtype: str
@@ -133,10 +133,10 @@ class Use:
         return m if self.node.n is not None else 0
 
 
-Operand = Union[Use, Lit, Consts]
+Operand: TypeAlias = "Use | Lit | Consts"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Node:
     """One application of a primitive. Compared by identity; `key()` is the structural identity."""
 
@@ -156,6 +156,9 @@ class Node:
 
     def uses(self) -> Iterable[Use]:
         return (op for op in self.operands if isinstance(op, Use))
+
+    def __repr__(self) -> str:
+        return f"<{self.prim} {', '.join(map(str, self.avals))}>"
 
     def key(self) -> tuple[Any, ...]:
         return (self.prim, self.operands, self.params, self.avals, self.n)

@@ -4,7 +4,7 @@ bit, and evaluates a graph after any pass as well as before the first one."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from .errors import BindError
 from .ir import DTYPES, Aval, Consts, Graph, Lit, Node, Operand, Sizes, extent_of
 from .primitives import PRIMITIVES
 
-Key = Union[str, tuple[str, str]]
+Key: TypeAlias = "str | tuple[str, str]"
 
 
 def evaluate(

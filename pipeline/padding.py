@@ -7,7 +7,6 @@ is as much a result as a real row. `Step.output` takes the pad of a field listed
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
 
 REPEAT_LAST = "repeat last"
 
@@ -16,7 +15,7 @@ REPEAT_LAST = "repeat last"
 class Pad:
     """The pad of one field: an integer or REPEAT_LAST; `why` for the reader of the docs."""
 
-    pad: Union[int, str]
+    pad: int | str
     dtype: str
     extent: str
     why: str

@@ -28,7 +28,8 @@ Eval = Callable[[list[np.ndarray], Params, list[Shape]], Any]
 
 @dataclass(frozen=True)
 class Primitive:
-    """rule: (operand avals, params) -> result avals. numpy: (arrays, params, result shapes) -> arrays.
+    """rule: (operand avals, params) -> result avals. numpy: (arrays, params, result shapes) ->
+    arrays.
 
     aligned: which operands are read at the same index that is being written (elementwise); the
     others are read at computed places, so they must be complete before this node starts.
@@ -127,7 +128,12 @@ def _ufunc(fn: Callable[..., Any]) -> Eval:
 
 for _name, _fn in {"add": np.add, "sub": np.subtract, "min": np.minimum, "max": np.maximum}.items():
     _define(_name, _arith, _ufunc(_fn))
-for _name, _fn in {"mul": np.multiply, "floordiv": floordiv, "mod": mod, "neg": np.negative}.items():
+for _name, _fn in {
+    "mul": np.multiply,
+    "floordiv": floordiv,
+    "mod": mod,
+    "neg": np.negative,
+}.items():
     _define(_name, _scaled, _ufunc(_fn))
 for _name, _fn in {
     "and": np.bitwise_and,

@@ -6,188 +6,25 @@
         scheduled = s.input("num_scheduled_tokens", (B,))
         s.output("seq_lens", computed + scheduled, pad=0)
 
-    print(trace(step))
+`print(trace(step))` shows it.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, Union
+from typing import Any, TypeVar
 
 from .errors import TraceError
 from .groups import Group
 from .ir import DTYPES, Aval, Dim, Extent, Graph, Lit, Node, Operand, Output, Source, Use
 from .primitives import PRIMITIVES
+from .value import Scalar, Value
 
 _HERE = str(Path(__file__).parent)
 INT_RANGE = {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1), "bool": (0, 1)}
-
-Scalar = Union["Value", int, bool]
-
-
-class Value:
-    """An abstract array inside a step function: has shape and dtype, no numbers."""
-
-    __slots__ = ("step", "use")
-    __array_priority__ = 1000
-
-    def __init__(self, step: Step, use: Use) -> None:
-        self.step = step
-        self.use = use
-
-    @property
-    def aval(self) -> Aval:
-        return self.use.aval
-
-    @property
-    def shape(self) -> tuple[Extent, ...]:
-        return self.aval.shape
-
-    @property
-    def dtype(self) -> str:
-        return self.aval.dtype
-
-    def __repr__(self) -> str:
-        return f"<traced {self.aval}>"
-
-    def _data_dependent(self, what: str) -> TraceError:
-        return self.step.error(
-            f"{what} needs the number behind the traced value {self.aval}, which exists only when "
-            "the step runs; write select(condition, a, b) instead of `if`, min/max instead of "
-            "Python's, and a symbolic dim instead of a loop over its elements"
-        )
-
-    def __bool__(self) -> bool:
-        raise self._data_dependent("a Python condition")
-
-    def __int__(self) -> int:
-        raise self._data_dependent("int()")
-
-    __index__ = __int__
-
-    def __float__(self) -> float:
-        raise self._data_dependent("float()")
-
-    def __len__(self) -> int:
-        raise self._data_dependent("len()")
-
-    def __iter__(self) -> Iterator[Any]:
-        raise self._data_dependent("iteration")
-
-    def __contains__(self, item: object) -> bool:
-        raise self._data_dependent("`in`")
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def _op(self, name: str, *others: Any) -> Value:
-        return self.step.apply(name, [self, *others])
-
-    def __add__(self, other: Scalar) -> Value:
-        return self._op("add", other)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Scalar) -> Value:
-        return self._op("sub", other)
-
-    def __rsub__(self, other: Scalar) -> Value:
-        return self.step.apply("sub", [other, self])
-
-    def __mul__(self, other: Scalar) -> Value:
-        return self._op("mul", other)
-
-    __rmul__ = __mul__
-
-    def __floordiv__(self, other: Scalar) -> Value:
-        return self._op("floordiv", other)
-
-    def __rfloordiv__(self, other: Scalar) -> Value:
-        return self.step.apply("floordiv", [other, self])
-
-    def __mod__(self, other: Scalar) -> Value:
-        return self._op("mod", other)
-
-    def __rmod__(self, other: Scalar) -> Value:
-        return self.step.apply("mod", [other, self])
-
-    def __truediv__(self, other: Scalar) -> Value:
-        raise self.step.error("`/` gives fractions; metadata is integer: use `//`")
-
-    def __neg__(self) -> Value:
-        return self._op("neg")
-
-    def __and__(self, other: Scalar) -> Value:
-        return self._op("and", other)
-
-    __rand__ = __and__
-
-    def __or__(self, other: Scalar) -> Value:
-        return self._op("or", other)
-
-    __ror__ = __or__
-
-    def __xor__(self, other: Scalar) -> Value:
-        return self._op("xor", other)
-
-    __rxor__ = __xor__
-
-    def __invert__(self) -> Value:
-        return self._op("not")
-
-    def __lt__(self, other: Scalar) -> Value:
-        return self._op("lt", other)
-
-    def __le__(self, other: Scalar) -> Value:
-        return self._op("le", other)
-
-    def __gt__(self, other: Scalar) -> Value:
-        return self._op("gt", other)
-
-    def __ge__(self, other: Scalar) -> Value:
-        return self._op("ge", other)
-
-    def __eq__(self, other: object) -> Value:  # type: ignore[override]
-        return self._op("eq", other)
-
-    def __ne__(self, other: object) -> Value:  # type: ignore[override]
-        return self._op("ne", other)
-
-    def cast(self, dtype: str) -> Value:
-        """The same numbers as `dtype` ("bool", "int32" or "int64"; to int32 wraps around)."""
-        return self if dtype == self.dtype else self.step.apply("cast", [self], dtype=dtype)
-
-    def expand(self, axis: int) -> Value:
-        """A new dim of extent 1 at `axis` (0 or 1): (B,) -> (B, 1) or (1, B)."""
-        if len(self.shape) != 1 or axis not in (0, 1):
-            raise self.step.error(f"expand() takes one dim and axis 0 or 1, got {self.aval}, {axis}")
-        shape = (*self.shape, 1) if axis == 1 else (1, *self.shape)
-        return self.step.apply("broadcast", [self], shape=shape, axes=(1 - axis,))
-
-    def __getitem__(self, key: Any) -> Value:
-        """x[i] with a Python int (-1 the last), or x[a:b] with ints: one-dim values only."""
-        if len(self.shape) != 1:
-            raise self.step.error(f"only one-dim values are indexed, not {self.aval}; use gather()")
-        size = self.shape[0]
-        if isinstance(key, slice) and key.step is None:
-            start, stop = key.start or 0, key.stop
-            if not isinstance(start, int) or start < 0 or not (stop is None or stop < 0):
-                raise self.step.error("slices are x[a:] or x[a:-b] with a >= 0 and b > 0")
-            extent = _shrink(size, start - (stop or 0))
-            index = self.step.iota(extent) + start
-        elif isinstance(key, int) and not isinstance(key, bool):
-            index = self.step.constant(key) if key >= 0 else self.step.extent(size) + key
-        else:
-            raise self.step.error(f"index {key!r} is not an int or a slice; use gather()")
-        return gather(self, index)
-
-
-def _shrink(size: Extent, by: int) -> Extent:
-    if isinstance(size, (int, Dim)):
-        return size - by
-    raise TypeError("a per-group extent cannot be sliced")
 
 
 class Step:
@@ -259,8 +96,8 @@ class Step:
         host: bool = False,
         group: str | None = None,
     ) -> None:
-        """Declare a persistent output. `pad` fills it past the actual extent: a constant or a traced
-        scalar; None takes the padding contract's value for the field `name`."""
+        """Declare a persistent output. `pad` fills it past the actual extent: a constant or a
+        traced scalar; None takes the padding contract's value for the field `name`."""
         value = self.lift(value)
         self._claim("output", name, group)
         if pad is None:
@@ -333,6 +170,14 @@ class Step:
             operands = self._broadcast_together(operands)
         return self._node(prim, operands, params)
 
+    def gather(self, operand: Value, indices: Sequence[Scalar], fill: Scalar = 0) -> Value:
+        """See `ops.gather`."""
+        lifted = self._broadcast_together([self.lift(i) for i in indices])
+        fill_op: Any = fill if isinstance(fill, Value) else self._literal(fill, operand.dtype)
+        node = operand.use.node
+        axes = node.param("axes") if node.prim == "input" else (None,) * len(operand.shape)
+        return self.nodes_of("gather", [operand, fill_op, *lifted], {"axes": axes})[0]
+
     def _broadcast_together(self, operands: list[Any]) -> list[Any]:
         rank2 = [o for o in operands if isinstance(o, Value) and len(o.shape) == 2]
         if not rank2:
@@ -342,9 +187,7 @@ class Step:
             for axis, size in enumerate(o.shape):
                 if size != 1:
                     if shape[axis] not in (1, size):
-                        raise self.error(
-                            f"shapes differ: {', '.join(str(v.aval) for v in rank2)}"
-                        )
+                        raise self.error(f"shapes differ: {', '.join(str(v.aval) for v in rank2)}")
                     shape[axis] = size
         target = tuple(shape)
         return [
@@ -396,7 +239,9 @@ class Step:
         label = name if group is None else f"{name}[{group}]"
         clash = self._names.get((what, name, group)) or self._names.get((what, name, None))
         if clash is None and group is None:
-            clash = next((s for (w, n, _), s in self._names.items() if (w, n) == (what, name)), None)
+            clash = next(
+                (s for (w, n, _), s in self._names.items() if (w, n) == (what, name)), None
+            )
         if clash is not None:
             raise self.error(f"{what} {label!r} is declared twice; the first is {clash}")
         self._names[what, name, group] = self.source()
@@ -461,87 +306,6 @@ class GroupStep:
     def skip(self, name: str) -> None:
         """This group has no field `name`, though others of its kind do."""
         self.skipped.add(name)
-
-
-# -- functions over traced values --------------------------------------------------------------
-
-
-def _step_of(*args: Any) -> Step:
-    for a in args:
-        if isinstance(a, Value):
-            return a.step
-    raise TraceError("expected at least one traced value")
-
-
-def select(condition: Value, a: Scalar, b: Scalar) -> Value:
-    """`a` where `condition` holds, else `b`, elementwise."""
-    return _step_of(condition, a, b).apply("select", [condition, a, b])
-
-
-def minimum(a: Scalar, b: Scalar) -> Value:
-    """The smaller of two, elementwise."""
-    return _step_of(a, b).apply("min", [a, b])
-
-
-def maximum(a: Scalar, b: Scalar) -> Value:
-    """The larger of two, elementwise."""
-    return _step_of(a, b).apply("max", [a, b])
-
-
-def gather(operand: Value, *indices: Scalar, fill: Scalar = 0) -> Value:
-    """operand[indices], one index per dim; `fill` where an index is negative or out of range."""
-    step = _step_of(operand, *indices)
-    lifted: list[Any] = [step.lift(i) if isinstance(i, int) else i for i in indices]
-    if any(isinstance(i, Value) and len(i.shape) == 2 for i in lifted):
-        lifted = step._broadcast_together(lifted)
-    fill = fill if isinstance(fill, Value) else step._literal(fill, operand.dtype)  # type: ignore[assignment]
-    node = operand.use.node
-    axes = node.param("axes") if node.prim == "input" else (None,) * len(operand.shape)
-    return step._node("gather", [operand, fill, *lifted], {"axes": axes})
-
-
-def scatter(state: Value, update: Scalar, *indices: Value) -> Value:
-    """`state` with `update` written at `indices`; out of range writes nothing, the last one wins."""
-    step = _step_of(state, *indices)
-    return step.apply("scatter", [state, update, *indices])
-
-
-def cumsum(x: Value, mode: str = "inclusive") -> Value:
-    """Running sums along the last dim. mode "exclusive" starts at 0; "offsets" has one more entry."""
-    return x.step.apply("cumsum", [x], mode=mode)
-
-
-def reduce_sum(x: Value) -> Value:
-    """Sum over the last dim."""
-    return x.step.apply("reduce", [x], op="sum")
-
-
-def reduce_max(x: Value) -> Value:
-    """Greatest of the last dim (of nothing: the type's least value)."""
-    return x.step.apply("reduce", [x], op="max")
-
-
-def reduce_min(x: Value) -> Value:
-    """Least of the last dim (of nothing: the type's greatest value)."""
-    return x.step.apply("reduce", [x], op="min")
-
-
-def segment_ids(offsets: Value, size: Extent) -> Value:
-    """For t = 0, 1, ...: the segment i with offsets[i] <= t < offsets[i + 1]; past the last offset,
-    the number of segments. Offsets must not decrease."""
-    return offsets.step._node("segment_ids", [offsets], {"shape": (size,)})
-
-
-def compact(mask: Value, fill: int) -> Value:
-    """Positions of the true entries, in order, then `fill` up to the mask's extent (int32)."""
-    return mask.step.apply("compact", [mask], fill=int(fill))
-
-
-def custom_call(kernel: Any, *operands: Value, **params: Any) -> Any:
-    """Apply a hand-written kernel; one value, or a list if the kernel has several results."""
-    step = _step_of(*operands)
-    values = step.nodes_of("custom_call", operands, {"kernel": kernel, **params})
-    return values[0] if len(values) == 1 else values
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -1,20 +1,22 @@
 """The CPU target's source: a buffer plan as one Python function for Numba.
 
 The function takes one number, the address of its context, and finds everything there: so one text
-serves every batch shape, every address and any number of groups. `Slot`s say what the context holds;
-the runtime fills them in when it captures an executable.
+serves every batch shape, every address and any number of groups. `Slot`s say what the context
+holds; the runtime fills them in when it captures an executable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any, TypeAlias
 
-from ..ir import Consts, Dim, Extent, Lit, Node, Operand, Sizes, Use, extent_of
-from ..passes.buffers import Buffer, Fill, Plan
-from ..passes.fusion import Nest
-from ..primitives import PRIMITIVES, identity
+from stepgraph.pipeline.ir import Consts, Dim, Extent, Lit, Node, Operand, Sizes, Use, extent_of
+from stepgraph.pipeline.passes.buffers import Buffer, Fill, Plan
+from stepgraph.pipeline.passes.fusion import Nest
+from stepgraph.pipeline.primitives import PRIMITIVES, identity
+
+from .scalar import WIDTH, expression, wrap
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Count:
 
 @dataclass(frozen=True)
 class Table:
-    """Address of int64[n][2]: (address, row stride) of the member of `buffer` that each member reads."""
+    """Address of int64[n][2]: (address, row stride) of the member of `buffer` that each one
+    reads."""
 
     buffer: Buffer
     members: tuple[int, ...]
@@ -51,13 +54,13 @@ class Ints:
     rows: tuple[tuple[int, ...], ...]
 
 
-Slot = Union[Staging, Padded, Count, Table, Ints]
-WIDTH = {"bool": 1, "int32": 4, "int64": 8}
+Slot: TypeAlias = "Staging | Padded | Count | Table | Ints"
 
 
 @dataclass
 class Source:
-    """Generated text, what its context holds, and the kernels it calls (name -> module:function)."""
+    """Generated text, what its context holds, and the kernels it calls (name ->
+    module:function)."""
 
     text: str
     slots: list[Slot]
@@ -69,58 +72,10 @@ def generate(plan: Plan) -> Source:
     return _Generator(plan).run()
 
 
-# The scalar expressions, all on int64 values. `{w}` wraps an int32 result.
-_BINARY = {"add": "+", "sub": "-", "mul": "*"}
-_BITS = {"and": "&", "or": "|", "xor": "^"}
-_COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
-
-
-def expression(node: Node, args: Sequence[str]) -> str:
-    """One elementwise primitive over scalars named `args`."""
-    prim, dtype = node.prim, node.aval.dtype
-    if prim in _BINARY:
-        return _wrap(dtype, f"{args[0]} {_BINARY[prim]} {args[1]}")
-    if prim == "neg":
-        return _wrap(dtype, f"0 - {args[0]}")
-    if prim in _BITS:
-        return f"{args[0]} {_BITS[prim]} {args[1]}"
-    if prim == "not":
-        return f"{args[0]} ^ {1 if dtype == 'bool' else -1}"
-    if prim in _COMPARE:
-        return f"1 if {args[0]} {_COMPARE[prim]} {args[1]} else 0"
-    if prim in ("min", "max"):
-        return f"{prim}({args[0]}, {args[1]})"
-    if prim == "select":
-        return f"{args[1]} if {args[0]} != 0 else {args[2]}"
-    if prim == "cast":
-        if dtype == "bool":
-            return f"1 if {args[0]} != 0 else 0"
-        return _wrap(dtype, args[0])
-    if prim in ("floordiv", "mod"):
-        if _positive(node.operands[1]):
-            name = "div32" if dtype == "int32" else "div64"
-            quotient = f"{name}({args[0]}, {args[1]})"
-            return quotient if prim == "floordiv" else f"{args[0]} - {quotient} * {args[1]}"
-        return _wrap(dtype, f"{prim}({args[0]}, {args[1]})")
-    if prim == "copy":
-        return args[0]
-    raise NotImplementedError(f"the CPU target has no rule for {prim!r}")
-
-
-def _wrap(dtype: str, text: str) -> str:
-    return f"w32({text})" if dtype == "int32" else text
-
-
-def _positive(op: Operand) -> bool:
-    if isinstance(op, Lit):
-        return op.value > 0
-    return isinstance(op, Consts) and min(op.values) > 0
-
-
 @dataclass
 class _Body:
-    """Lines of one nest by loop level: 0 outside, 1 per member, 2 and 3 the loops; `after` a level's
-    inner loop."""
+    """Lines of one nest by loop level: 0 outside, 1 per member, 2 and 3 the loops; `after` the
+    inner loop of a level."""
 
     lines: list[list[str]] = field(default_factory=lambda: [[], [], [], []])
     after: list[list[str]] = field(default_factory=lambda: [[], [], [], []])
@@ -261,7 +216,11 @@ class _Generator:
             for node in nest.nodes:
                 self._node(node)
                 self._stores(index, node)
-        own = [f for f in self.plan.fills[index] if f.buffer.n == nest.n]
+        own = [
+            f
+            for f in self.plan.fills[index]
+            if f.buffer.n == nest.n and not (isinstance(f.pad, Use) and f.pad.node in nest.nodes)
+        ]
         for fill in own:
             self._fill(fill, 1)
         lines = self._loops(self.nest)
@@ -328,7 +287,9 @@ class _Generator:
             here = indices if isinstance(op, Use) and op.aval.shape else ()
             inside = isinstance(op, Use) and self.plan.schedule.in_scalar(op, self.nest)
             scalars.append(
-                self._scalar(op) if inside and node in self.nest.nodes else self._value(op, of, here)
+                self._scalar(op)
+                if inside and node in self.nest.nodes
+                else self._value(op, of, here)
             )
         return expression(node, [s for s, _ in scalars]), max([lv for _, lv in scalars], default=0)
 
@@ -359,14 +320,14 @@ class _Generator:
         if node.prim == "reduce":
             op = node.param("op")
             lines[outer].append(f"{acc} = {identity(op, dtype)}")
-            step = _wrap(dtype, f"{acc} + {value}") if op == "sum" else f"{op}({acc}, {value})"
+            step = wrap(dtype, f"{acc} + {value}") if op == "sum" else f"{op}({acc}, {value})"
             lines[inner].append(f"{acc} = {step}")
             self.body.memo[node] = (acc, outer)
             return
         lines[outer].append(f"r{acc} = 0")
         if node.param("mode") == "exclusive":
             lines[inner].append(f"{acc} = r{acc}")
-        lines[inner].append(f"r{acc} = {_wrap(dtype, f'r{acc} + {value}')}")
+        lines[inner].append(f"r{acc} = {wrap(dtype, f'r{acc} + {value}')}")
         if node.param("mode") != "exclusive":
             lines[inner].append(f"{acc} = r{acc}")
         self.body.memo[node] = (acc, inner)
@@ -443,7 +404,7 @@ class _Generator:
             count, _ = self._extent(op.aval.shape[0], self._members(op))
             if node.prim == "segment_ids":
                 wide = op.aval.dtype == "int64"
-                text = f"segment_ids({source}, {wide}, {count} - 1, {out}, {size})"
+                text = f"segment_ids({source}, {wide}, max({count} - 1, 0), {out}, {size})"
             else:
                 text = f"compact({source}, {size}, {out}, {node.param('fill')})"
             self.body.lines[1].append(text)

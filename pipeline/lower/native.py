@@ -1,5 +1,5 @@
-"""From generated text to a native function: compiled by Numba once, then kept as machine code in the
-user's cache directory, so that a second process starts without Numba.
+"""From generated text to a native function: compiled by Numba once, then kept as machine code in
+the user's cache directory, so that a second process starts without Numba.
 
 A cached object is used only if its key (text, kernels' text, compiler versions, processor) and its
 checksum agree; anything else is compiled anew. Nothing is unpickled.
@@ -24,7 +24,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..errors import CompileError
+from stepgraph.pipeline.errors import CompileError
+
 from .cpu import Source
 
 log = logging.getLogger("stepgraph")
@@ -153,7 +154,9 @@ def _with_entry(text: str, inner: str) -> str:
     define = re.search(rf"^define [^@]*@\"?{re.escape(inner)}\"?\(", text, re.MULTILINE)
     if define is None:
         raise CompileError("Numba's module lacks the step function")
-    opaque = " ptr " in " " + text[define.start() : text.index("\n", define.start())].replace("(", " ")
+    opaque = " ptr " in " " + text[define.start() : text.index("\n", define.start())].replace(
+        "(", " "
+    )
     first, second = ("ptr", "ptr") if opaque else ("i8**", "{ i8*, i32, i8*, i8*, i32 }**")
     null = ("i8*", "{ i8*, i32, i8*, i8*, i32 }*") if not opaque else ("ptr", "ptr")
     return text + (

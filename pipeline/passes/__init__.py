@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..ir import Graph
+from stepgraph.pipeline.ir import Graph
+
 from .cse import cse
 from .dce import dce
 from .group_batching import group_batching

@@ -1,4 +1,5 @@
-"""buffers: where every stored value lives. Outputs get persistent buffers of their own, one per group
+"""buffers: where every stored value lives. Outputs get persistent buffers of their own, one per
+group
 and field (never shared, so no group can read another's); values that only later nests need get
 scratch, reused when its last reader is done; donated state is written in place."""
 
@@ -7,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..errors import CompileError
-from ..ir import DTYPES, Aval, Graph, Node, Operand, Output, Use, extent_of
-from ..primitives import PRIMITIVES
+from stepgraph.pipeline.errors import CompileError
+from stepgraph.pipeline.ir import DTYPES, Aval, Graph, Node, Operand, Output, Use, extent_of
+from stepgraph.pipeline.primitives import PRIMITIVES
+
 from .fusion import Nest, Schedule
 from .verify import overwrites
 
@@ -139,7 +141,7 @@ def _outputs(plan: Plan, graph: Graph) -> None:
         if any(not isinstance(dim, int) for dim in out.use.aval.shape):
             last = i
             if isinstance(out.pad, Use):
-                last = max(i, plan.schedule.nest_of[out.pad.node])
+                last = max(i, plan.schedule.nest_of.get(out.pad.node, i))
             plan.fills[last].append(Fill(out.pad, buffer))
         plan.home.setdefault(value, buffer)
 
@@ -161,7 +163,8 @@ def _scratch(plan: Plan) -> None:
 
 
 def reads(schedule: Schedule, nest: Nest) -> Iterator[tuple[Use, bool]]:
-    """The computed values a nest reads; True for those it reads itself, not through an inlined node."""
+    """The computed values a nest reads; True for those it reads itself, not through an inlined
+    node."""
 
     def visit(node: Node, direct: bool) -> Iterator[tuple[Use, bool]]:
         for use in node.uses():
@@ -221,9 +224,7 @@ def _place_scratch(plan: Plan, capacity: Mapping[str, int]) -> None:
     placed: list[tuple[Buffer, int]] = []
     for buffer in sorted(scratch, key=lambda b: b.first):
         size = sum(member_bytes(buffer, capacity, m) for m in range(buffer.n or 1))
-        busy = sorted(
-            (b.offset, b.offset + s) for b, s in placed if b.last >= buffer.first
-        )
+        busy = sorted((b.offset, b.offset + s) for b, s in placed if b.last >= buffer.first)
         offset = 0
         for start, end in busy:
             if offset + size <= start:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..ir import Graph, Node, Use
+from stepgraph.pipeline.ir import Graph, Node, Use
 
 _NEVER = frozenset({"input"})
 

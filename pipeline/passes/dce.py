@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir import Graph, Node, Use
+from stepgraph.pipeline.ir import Graph, Node, Use
 
 
 def dce(graph: Graph) -> Graph:

@@ -1,7 +1,8 @@
 """fusion: the graph becomes a short list of loop nests, one per iteration space where possible.
 
 Nodes over the same space share a nest; a value read at the index being written is a scalar inside
-it, and a scan is a running sum. A value that a later nest reads, or that is read at computed places,
+it, and a scan is a running sum. A value that a later nest reads, or that is read at computed
+places,
 is stored, unless it is cheap to compute again (`inlined`: broadcasts, counters and one-cycle
 arithmetic that only other spaces read). Kernels, scatters and ragged primitives are nests of their
 own.
@@ -11,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ..ir import Aval, Extent, Graph, Node, Output, Sizes, Use
-from ..primitives import PRIMITIVES
+from stepgraph.pipeline.ir import Aval, Extent, Graph, Node, Output, Sizes, Use
+from stepgraph.pipeline.primitives import PRIMITIVES
 
 
 @dataclass(eq=False)
@@ -52,7 +53,29 @@ class Schedule:
 
 # Not worth a store and a load. Division and gathers are.
 CHEAP = frozenset(
-    "add sub neg min max and or xor not lt le gt ge eq ne select cast copy broadcast iota extent".split()
+    [
+        "add",
+        "sub",
+        "neg",
+        "min",
+        "max",
+        "and",
+        "or",
+        "xor",
+        "not",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "eq",
+        "ne",
+        "select",
+        "cast",
+        "copy",
+        "broadcast",
+        "iota",
+        "extent",
+    ]
 )
 
 
@@ -105,13 +128,16 @@ def fusion(graph: Graph) -> Schedule:
 
 
 def _inlined(graph: Graph) -> frozenset[Node]:
-    """Cheap nodes that no output stores, no reader needs in memory and no reader's nest computes."""
+    """Cheap nodes that no output stores, no reader needs in memory and no reader's nest
+    computes."""
     readers: dict[Node, list[tuple[Node, int, Use]]] = {}
     for node in graph.nodes:
         for position, op in enumerate(node.operands):
             if isinstance(op, Use):
                 readers.setdefault(op.node, []).append((node, position, op))
-    stored = {use.node for out in graph.outputs for use in (out.use, out.pad) if isinstance(use, Use)}
+    stored = {
+        use.node for out in graph.outputs for use in (out.use, out.pad) if isinstance(use, Use)
+    }
 
     def candidate(node: Node) -> bool:
         if node.prim not in CHEAP or node in stored or (node.n is None and not node.aval.shape):
@@ -180,4 +206,3 @@ def _for_members(out: Output, n: int | None) -> Aval:
             dim = picked[0] if len(set(picked)) == 1 else Sizes(picked)
         dims.append(dim)
     return replace(out.use.aval, shape=tuple(dims))
-

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..ir import Aval, Consts, Graph, Lit, Node, Operand, Output, Sizes, Use
+from stepgraph.pipeline.ir import Aval, Consts, Graph, Lit, Node, Operand, Output, Sizes, Use
 
 
 def group_batching(graph: Graph) -> Graph:
@@ -48,7 +48,9 @@ def group_batching(graph: Graph) -> Graph:
             first.prim,
             tuple(operand(ops, n) for ops in columns),
             _merge_params(family),
-            tuple(_merge_avals([node.avals[i] for node in family]) for i in range(len(first.avals))),
+            tuple(
+                _merge_avals([node.avals[i] for node in family]) for i in range(len(first.avals))
+            ),
             first.source,
             n,
         )
@@ -204,7 +206,9 @@ def _pad(out: Output, member: dict[Node, tuple[int, int]], made: dict[int, Node]
 def _merge_pads(pads: Sequence[Operand]) -> Operand:
     first = pads[0]
     if len(pads) == 1 or all(p == first for p in pads):
-        return replace(first, pick=None) if isinstance(first, Use) and first.node.n is None else first
+        return (
+            replace(first, pick=None) if isinstance(first, Use) and first.node.n is None else first
+        )
     if isinstance(first, Use):
         picks = tuple(p.pick[0] if p.pick else 0 for p in pads if isinstance(p, Use))
         whole = first.node.n is not None and picks == tuple(range(first.node.n))

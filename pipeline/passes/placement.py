@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..errors import CompileError
-from ..ir import DTYPES, Graph, Node, Use, extent_of
+from stepgraph.pipeline.errors import CompileError
+from stepgraph.pipeline.ir import DTYPES, Graph, Node, Use, extent_of
 
 ALIGN = 64
 
@@ -44,7 +44,8 @@ class Placement:
 
 
 def placement(graph: Graph, capacity: Mapping[str, int]) -> Placement:
-    """Place every node. Raises CompileError if a host output depends on what only the device has."""
+    """Place every node. Raises CompileError if a host output depends on what only the device
+    has."""
     device = _reachable(graph, host=False)
     host = _reachable(graph, host=True)
     for node in host:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..ir import DTYPES, Graph, Lit, Node, Operand, Use
-from ..primitives import PRIMITIVES
+from stepgraph.pipeline.ir import DTYPES, Graph, Lit, Node, Operand, Use
+from stepgraph.pipeline.primitives import PRIMITIVES
 
 
 def simplify(graph: Graph) -> Graph:

@@ -1,17 +1,18 @@
-"""verify: every node obeys its primitive's rule, is defined before its use, and donated state is not
-read after its update."""
+"""verify: every node obeys its primitive's rule, is defined before its use, and donated state is
+not read after its update."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ..errors import CompileError
-from ..ir import Aval, Consts, Graph, Node, Operand, Sizes, Use
-from ..primitives import PRIMITIVES
+from stepgraph.pipeline.errors import CompileError
+from stepgraph.pipeline.ir import Aval, Consts, Graph, Node, Operand, Sizes, Use
+from stepgraph.pipeline.primitives import PRIMITIVES
 
 
 def verify(graph: Graph) -> Graph:
-    """The same graph. Raises CompileError naming the stage and line of the first node that is wrong."""
+    """The same graph. Raises CompileError naming the stage and line of the first node that is
+    wrong."""
     seen: set[Node] = set()
     for node in graph.nodes:
         for op in node.operands:
@@ -25,7 +26,9 @@ def verify(graph: Graph) -> Graph:
                 raise CompileError(f"{node.prim}: {err}\n  {node.source}") from None
             have = tuple(_resolve(a, m) for a in node.avals)
             if tuple(_plain(w, m) for w in want) != tuple(replace(h, unit=None) for h in have):
-                raise CompileError(f"{node.prim} gives {want}, the graph says {have}\n  {node.source}")
+                raise CompileError(
+                    f"{node.prim} gives {want}, the graph says {have}\n  {node.source}"
+                )
         seen.add(node)
     for out in graph.outputs:
         if out.use.node not in seen:
@@ -91,8 +94,8 @@ def _check_donation(graph: Graph) -> None:
         others = [r for r in readers.get(node, []) if r not in writers]
         if len(writers) > 1 or others:
             raise CompileError(
-                f"state {node.param('name')!r} is updated in place, but its old value is also read; "
-                f"read the updated value instead\n  {(others or writers[1:])[0].source}"
+                f"state {node.param('name')!r} is updated in place, but its old value is also
+                read; " f"read the updated value instead\n  {(others or writers[1:])[0].source}"
             )
 
 
