@@ -23,7 +23,7 @@ def test_py_typed_in_every_part() -> None:
 
 
 def test_every_folder_with_modules_is_a_package() -> None:
-    # setup.py finds packages by their __init__.py; a folder without one would be left out of wheels.
+    # setup.py finds packages by their __init__.py; a folder without one would be left out.
     for part in ("stepgraph", *PARTS):
         folders = {path.parent for path in (ROOT / part).rglob("*.py")}
         assert [f for f in folders if not (f / "__init__.py").is_file()] == []

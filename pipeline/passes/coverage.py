@@ -1,9 +1,7 @@
 """coverage: the proof that every replay writes every persistent output of every group, over its
-whole
-padded extent. It reads the plan that targets are generated from, not the graph, so a pass that
-loses
-a store or shares a buffer between groups cannot go unnoticed (the fault of vLLM PR 34874: fields
-left in the first group's buffers while a captured graph reads the others')."""
+whole padded extent. It reads the plan that targets are generated from, not the graph, so a pass that
+loses a store or shares a buffer between groups cannot go unnoticed (the fault of vLLM PR 34874:
+fields left in the first group's buffers while a captured graph reads the others')."""
 
 from __future__ import annotations
 
@@ -32,8 +30,8 @@ def check_coverage(plan: Plan) -> None:
             )
         if id(buffer) in owner:
             raise CompileError(
-                f"outputs {owner[id(buffer)][0]!r} and {out.name!r} share one buffer\n 
-                {out.source}"
+                f"outputs {owner[id(buffer)][0]!r} and {out.name!r} share one buffer\n"
+                f"  {out.source}"
             )
         owner[id(buffer)] = labels[0]
         writes = _whole_stores(plan, buffer)

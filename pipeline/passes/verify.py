@@ -94,8 +94,8 @@ def _check_donation(graph: Graph) -> None:
         others = [r for r in readers.get(node, []) if r not in writers]
         if len(writers) > 1 or others:
             raise CompileError(
-                f"state {node.param('name')!r} is updated in place, but its old value is also
-                read; " f"read the updated value instead\n  {(others or writers[1:])[0].source}"
+                f"state {node.param('name')!r} is updated in place, but its old value is also "
+                f"read; read the updated value instead\n  {(others or writers[1:])[0].source}"
             )
 
 
