@@ -64,7 +64,7 @@ class Compiled:
         self.max_executables = max_executables
         self._executables: OrderedDict[Any, Executable] = OrderedDict()
         self._staging = _aligned(self.placement.nbytes)
-        self._header = memoryview(self._staging)[: 8 * len(self.graph.dims)].cast("q")
+        self._header = memoryview(self._staging.data)[: 8 * len(self.graph.dims)].cast("q")
         self.inputs: dict[Key, np.ndarray] = {}
         for slot in self.placement.slots:
             shape = tuple(extent_of(d, self.capacity, slot.member) for d in slot.node.aval.shape)
@@ -116,7 +116,7 @@ class Compiled:
         views: dict[Key, np.ndarray] = {}
         for out, buffer in self.plan.outputs:
             for m, array in enumerate(self._memory[buffer]):
-                cut = tuple(slice(0, extent_of(d, padded, m)) for d in buffer.aval.shape)
+                cut: Any = [slice(0, extent_of(d, padded, m)) for d in buffer.aval.shape]
                 key: Key = out.name if out.groups is None else (out.name, out.groups[m])
                 views[key] = array[(*cut, ...)]
         return views

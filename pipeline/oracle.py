@@ -49,12 +49,12 @@ def evaluate(
             if "size" in params:
                 params["size"] = extent_of(params["size"], actual, m)
             args = [operand(op, m) for op in node.operands]
-            out = PRIMITIVES[node.prim].numpy(args, params, shapes)
-            results = out if isinstance(out, tuple) else (out,)
+            got = PRIMITIVES[node.prim].numpy(args, params, shapes)
+            results = got if isinstance(got, tuple) else (got,)
             for result, aval, shape in zip(results, node.avals, shapes, strict=True):
-                got = (np.asarray(result).shape, np.asarray(result).dtype)
-                if got != (shape, DTYPES[aval.dtype]):
-                    raise AssertionError(f"{node.prim}: the NumPy rule gave {got}, not {aval}")
+                have = (np.asarray(result).shape, np.asarray(result).dtype)
+                if have != (shape, DTYPES[aval.dtype]):
+                    raise AssertionError(f"{node.prim}: the NumPy rule gave {have}, not {aval}")
             values[node].append(tuple(np.asarray(r) for r in results))
 
     out: dict[Key, np.ndarray] = {}

@@ -126,31 +126,40 @@ def _ufunc(fn: Callable[..., Any]) -> Eval:
     return run
 
 
-for _name, _fn in {"add": np.add, "sub": np.subtract, "min": np.minimum, "max": np.maximum}.items():
-    _define(_name, _arith, _ufunc(_fn))
-for _name, _fn in {
+_ARITH: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+_SCALED: dict[str, Callable[..., Any]] = {
     "mul": np.multiply,
     "floordiv": floordiv,
     "mod": mod,
     "neg": np.negative,
-}.items():
-    _define(_name, _scaled, _ufunc(_fn))
-for _name, _fn in {
+}
+_BITS: dict[str, Callable[..., Any]] = {
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
     "not": np.invert,
-}.items():
-    _define(_name, _bitwise, _ufunc(_fn))
-for _name, _fn in {
+}
+_COMPARE: dict[str, Callable[..., Any]] = {
     "lt": np.less,
     "le": np.less_equal,
     "gt": np.greater,
     "ge": np.greater_equal,
     "eq": np.equal,
     "ne": np.not_equal,
-}.items():
-    _define(_name, _compare, _ufunc(_fn))
+}
+for _rule, _table in (
+    (_arith, _ARITH),
+    (_scaled, _SCALED),
+    (_bitwise, _BITS),
+    (_compare, _COMPARE),
+):
+    for _name, _fn in _table.items():
+        _define(_name, _rule, _ufunc(_fn))
 _define("select", _select, _ufunc(np.where))
 _define(
     "cast",
@@ -292,7 +301,7 @@ def identity(op: str, dtype: str) -> int:
         return 0
     if dtype == "bool":
         return 0 if op == "max" else 1
-    info = np.iinfo(DTYPES[dtype])
+    info: Any = np.iinfo(dtype)
     return int(info.min if op == "max" else info.max)
 
 

@@ -1,7 +1,9 @@
-"""buffers: where every stored value lives. Outputs get persistent buffers of their own, one per
-group
-and field (never shared, so no group can read another's); values that only later nests need get
-scratch, reused when its last reader is done; donated state is written in place."""
+"""buffers: where every stored value lives.
+
+Outputs get persistent buffers of their own, one per group and field (never shared, so no group can
+read another's); values that only later nests need get scratch, reused when its last reader is done;
+donated state is written in place.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
 """coverage: the proof that every replay writes every persistent output of every group, over its
-whole padded extent. It reads the plan that targets are generated from, not the graph, so a pass that
-loses a store or shares a buffer between groups cannot go unnoticed (the fault of vLLM PR 34874:
-fields left in the first group's buffers while a captured graph reads the others')."""
+whole padded extent.
+
+It reads the plan that targets are generated from, not the graph, so a pass that loses a store or
+shares a buffer between groups cannot go unnoticed (the fault of vLLM PR 34874: fields left in the
+first group's buffers while a captured graph reads the others').
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def check_coverage(plan: Plan) -> None:
     owner: dict[int, tuple[str, str | None]] = {}
     stored: dict[tuple[str, str | None], str] = {}
     for out, buffer in plan.outputs:
-        labels = [(out.name, g) for g in out.groups] if out.groups else [(out.name, None)]
+        labels = [(out.name, g) for g in out.groups or (None,)]
         if (buffer.n or 1) != len(labels):
             raise CompileError(
                 f"output {out.name!r}: {buffer.n or 1} buffers for the groups {out.groups}; "

@@ -138,7 +138,7 @@ def _merge_params(family: Sequence[Node]) -> tuple[tuple[str, Any], ...]:
     first = family[0]
     if len(family) == 1:
         return first.params
-    merged = []
+    merged: list[tuple[str, Any]] = []
     for name, value in first.params:
         values = [node.param(name) for node in family]
         if isinstance(value, Aval):

@@ -4,6 +4,7 @@ not read after its update."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from stepgraph.pipeline.errors import CompileError
 from stepgraph.pipeline.ir import Aval, Consts, Graph, Node, Operand, Sizes, Use
@@ -58,7 +59,7 @@ def _member_aval(op: Operand, m: int) -> Aval:
     return _resolve(op.aval, op.member(m))
 
 
-def _of(value: object, m: int) -> object:
+def _of(value: Any, m: int) -> Any:
     if isinstance(value, Aval):
         return _resolve(value, m)
     if isinstance(value, tuple):
@@ -67,7 +68,7 @@ def _of(value: object, m: int) -> object:
 
 
 def _resolve(aval: Aval, m: int) -> Aval:
-    return replace(aval, shape=tuple(_of(d, m) for d in aval.shape))  # type: ignore[arg-type]
+    return replace(aval, shape=tuple(_of(d, m) for d in aval.shape))
 
 
 def _plain(aval: Aval, m: int) -> Aval:
