@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -316,8 +317,8 @@ def stage(fn: F) -> F:
 
     @functools.wraps(fn)
     def inner(*args: Any, **kwargs: Any) -> Any:
-        candidates = [*args, *kwargs.values()]
-        step = next((_owner(a) for a in candidates if _owner(a) is not None), None)
+        owners = map(_owner, [*args, *kwargs.values()])
+        step = next((o for o in owners if o is not None), None)
         if step is None:
             raise TraceError(f"stage {fn.__name__!r} got no traced value, group or step")
         step._stages.append((fn.__name__, _user_line()))
@@ -330,9 +331,14 @@ def stage(fn: F) -> F:
 
 
 def _owner(x: Any) -> Step | None:
+    """The trace that an argument of a stage belongs to; looks into dataclasses of values."""
     if isinstance(x, Step):
         return x
-    return x.step if isinstance(x, (Value, GroupStep)) else None
+    if isinstance(x, (Value, GroupStep)):
+        return x.step
+    if is_dataclass(x):
+        return next((o for f in fields(x) if (o := _owner(getattr(x, f.name))) is not None), None)
+    return None
 
 
 def _user_line() -> str:

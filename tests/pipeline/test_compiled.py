@@ -166,7 +166,7 @@ def test_state_read_before_its_update_is_refused() -> None:
 def test_state_updated_by_a_copy_is_refused() -> None:
     def update(s: sg.Step) -> None:
         state = s.input("state", (4,), kind="state")
-        s.update(state, state + 1)
+        s.update(state, s.iota(4))
 
     with pytest.raises(sg.CompileError, match="must be updated by scatter"):
         sg.compile(sg.trace(update), {})
