@@ -21,3 +21,7 @@ class BindError(StepGraphError):
 
 class CaptureError(StepGraphError):
     """An executable used with extents or addresses other than those it was captured for."""
+
+
+class BlockTableError(StepGraphError, ValueError):
+    """A block-table update that is refused: nothing of it was queued or written."""

@@ -12,10 +12,12 @@ in the cache yet.
 """
 
 from stepgraph._version import __version__
+from stepgraph.block_tables import BlockTables
 from stepgraph.pipeline.compiled import Compiled, compile
 from stepgraph.pipeline.custom_call import Kernel
 from stepgraph.pipeline.errors import (
     BindError,
+    BlockTableError,
     CaptureError,
     CompileError,
     StepGraphError,
@@ -44,6 +46,8 @@ from stepgraph.pipeline.value import Value
 
 __all__ = [
     "BindError",
+    "BlockTableError",
+    "BlockTables",
     "CaptureError",
     "CompileError",
     "Compiled",

@@ -29,7 +29,15 @@ from .batch import (
 from .pages import last_page_len, page_counts, page_indices, page_indptr
 from .recurrent import last_computed_block, last_scheduled_block, state_indices
 from .step import full_step
-from .tables import Table, batch_table_input, block_table, slot_mapping, table_input
+from .tables import (
+    Table,
+    batch_table_input,
+    block_table,
+    kernel_block_table,
+    slot_mapping,
+    table_input,
+    update_tables,
+)
 from .windows import LocalRows, chunked_local_rows, num_local_rows, window_block_table
 
 __all__ = [
@@ -42,6 +50,7 @@ __all__ = [
     "chunked_local_rows",
     "full_step",
     "is_padding",
+    "kernel_block_table",
     "last_computed_block",
     "last_page_len",
     "last_scheduled_block",
@@ -58,5 +67,6 @@ __all__ = [
     "step_kind_counts",
     "table_input",
     "token_to_request",
+    "update_tables",
     "window_block_table",
 ]

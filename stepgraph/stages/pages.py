@@ -17,7 +17,7 @@ def page_counts(seq_lens: Value, page_size: int) -> Value:
 
     page_size is the kernel's block size, which may be smaller than the allocator's.
     """
-    return (seq_lens + (page_size - 1)) // page_size
+    return (seq_lens - 1) // page_size + 1  # seq_len + page_size - 1 could leave int32
 
 
 @stage

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepgraph.kernels import KERNELS
+from stepgraph.kernels.reference import OP_WIDTH
 from stepgraph.pipeline.ir import Extent
 from stepgraph.pipeline.ops import custom_call, gather
-from stepgraph.pipeline.trace import GroupStep, stage
+from stepgraph.pipeline.trace import GroupStep, Step, stage
 from stepgraph.pipeline.value import Value
 
 from .batch import Batch
@@ -37,6 +38,30 @@ def table_input(g: GroupStep, max_reqs: int, kind: str = "device") -> Table:
         axes=("row", "column"),
     )
     return Table(g, blocks, g.input("num_blocks", (max_reqs,), kind=kind, axes=("row",)))
+
+
+def update_tables(s: Step, max_reqs: int) -> dict[str, Table]:
+    """Declare every group's block table as state, and apply an update list to them; the tables as
+    they are after it, by group name. One kernel call for all groups.
+
+    Host inputs: `table_ops` int32 (U, 5), sorted by group; `table_op_offsets` int32 (G + 1,), where
+    each group's begin; `table_op_ids` int32 (N,), block ids. See `kernels.reference`; `BlockTables`
+    makes these lists and checks them. No output's shape depends on U and N, so one bucket each
+    will do: compile(..., buckets={"U": [u], "N": [n]}).
+    """
+    ops = s.input("table_ops", (s.dim("U"), OP_WIDTH))
+    offsets = s.input("table_op_offsets", (len(s.groups) + 1,))
+    ids = s.input("table_op_ids", (s.dim("N"),), unit="block")
+    after = {}
+    for i, g in enumerate(s.groups):
+        table = table_input(g, max_reqs, kind="state")
+        assert table.counts is not None
+        kernel = KERNELS["update_block_table"]
+        blocks, counts = custom_call(kernel, table.blocks, table.counts, ops, offsets, ids, group=i)
+        s.update(table.blocks, blocks)
+        s.update(table.counts, counts)
+        after[g.name] = Table(g, blocks, counts)
+    return after
 
 
 def batch_table_input(g: GroupStep, max_reqs: int) -> Table:

@@ -74,7 +74,8 @@ def chunked_local_rows(table: Table, batch: Batch, rows: Dim) -> LocalRows:
     owner = segment_ids(starts, rows)
     number = gather(first, owner) + (s.iota(rows) - gather(starts, owner))
     begin = number * chunk
-    end = minimum(begin + chunk, gather(batch.seq_lens, owner))
+    # begin + chunk could leave int32
+    end = begin + minimum(gather(batch.seq_lens, owner) - begin, chunk)
     query_begin = maximum(begin, gather(batch.num_computed_tokens, owner))
     per_chunk = chunk // g.block_size
     columns = (number * per_chunk).expand(1) + s.iota(per_chunk).expand(0)
