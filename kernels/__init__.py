@@ -64,6 +64,10 @@ def _gather_rule(avals: _Avals, params: _Params) -> tuple[Aval, ...]:
     return (Aval((rows.shape[0], table.shape[1]), "int32", table.unit),)
 
 
+def _table_attrs(avals: _Avals, params: _Params) -> tuple[Any, ...]:
+    return tuple(avals[0].shape)
+
+
 def _slot_rule(avals: _Avals, params: _Params) -> tuple[Aval, ...]:
     table, rows, positions = avals
     _is_table(table)
@@ -103,7 +107,7 @@ KERNELS: dict[str, Kernel] = {
             rule=_gather_rule,
             reference=reference.gather_block_table,
             extents=lambda avals: _symbols(avals[2].shape[0]),
-            attrs=lambda avals, params: tuple(avals[0].shape),
+            attrs=_table_attrs,
             cpu="stepgraph.kernels.cpu:gather_block_table",
         ),
         Kernel(

@@ -37,9 +37,9 @@ def _put(row, counts, r, at, ids, length, width):  # type: ignore[no-untyped-def
 
 
 @njit(error_model="numpy")
-def update_block_table(
+def update_block_table(  # type: ignore[no-untyped-def]
     n, num_ops, num_ids, table, counts, ops, offsets, ids, out, out_counts, attrs
-):  # type: ignore[no-untyped-def]  # noqa: E501
+):
     """attrs: group, rows, width. `out` and `out_counts` are `table` and `counts` (in place)."""
     list_ops, list_ids = ld8(ops, 0), ld8(ids, 0)
     starts = ld8(offsets, 0)

@@ -111,7 +111,8 @@ class BlockTables:
     def swap_rows(self, row: int, other: int) -> None:
         """Two rows change places, in use or free."""
         row, other = self._row("swap_rows", row), self._row("swap_rows", other)
-        for values in (*self._counts, self._in_use):
+        by_row: list[list[Any]] = [*self._counts, self._in_use]
+        for values in by_row:
             values[row], values[other] = values[other], values[row]
         for queue in self._queue:
             queue.append((Op.SWAP, row, other, []))
