@@ -78,6 +78,8 @@ def _slot_rule(avals: _Avals, params: _Params) -> tuple[Aval, ...]:
     size, rank, interleave = params["cp_size"], params["cp_rank"], params["cp_interleave"]
     _check(params["block_size"] >= 1, "block_size must be at least 1")
     _check(size >= 1 and 0 <= rank < size, f"rank {rank} of {size} context-parallel ranks")
+    virtual = params["block_size"] * size
+    _check(virtual < 2**31, f"a virtual block of {virtual} tokens; the limit is {2**31 - 1}")
     _check(
         interleave >= 1 and params["block_size"] % interleave == 0,
         f"cp_interleave {interleave} must divide block_size {params['block_size']}",

@@ -57,7 +57,7 @@ def update_block_table(
             counts[row] = at + len(new)
 
     first = min(max(int(offsets[group]), 0), len(ops))
-    last = min(int(offsets[group + 1]), len(ops))
+    last = min(max(int(offsets[group + 1]), 0), len(ops))
     for kind, row, other, start, length in ops[first:last].tolist():
         if not 0 <= row < rows:
             continue

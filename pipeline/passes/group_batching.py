@@ -18,6 +18,8 @@ from typing import Any
 
 from stepgraph.pipeline.ir import Aval, Consts, Graph, Lit, Node, Operand, Output, Sizes, Use
 
+from .verify import overwrites
+
 
 def group_batching(graph: Graph) -> Graph:
     """The graph with alike nodes of different groups merged."""
@@ -74,15 +76,43 @@ def _served(graph: Graph) -> dict[Node, frozenset[str]]:
 
 
 def _families(graph: Graph) -> list[list[Node]]:
-    """Alike nodes of disjoint groups, in topological order of the families."""
+    """Alike nodes of disjoint groups, in topological order of the families.
+
+    A state and what overwrites it are batched alike, member by member: states whose updates differ
+    are kept apart.
+    """
     served = _served(graph)
+    writer = {
+        use.node: node for node in graph.nodes for use in node.uses() if overwrites(node, use.node)
+    }
+    apart: dict[Node, Any] = {}
+    while True:
+        families = _alike(graph, served, apart)
+        place = {node: f for f, family in enumerate(families) for node in family}
+        for family in families:
+            updates = [place[writer[node]] if node in writer else -1 for node in family]
+            if len(set(updates)) > 1:
+                apart.update({n: (apart.get(n), u) for n, u in zip(family, updates, strict=True)})
+                break
+        else:
+            break
+    order = {g.name: i for i, g in enumerate(graph.groups)}
+    for family in families:
+        if len(family) > 1:
+            family.sort(key=lambda node: min(order.get(g, 0) for g in served[node]))
+    return families
+
+
+def _alike(
+    graph: Graph, served: dict[Node, frozenset[str]], apart: dict[Node, Any]
+) -> list[list[Node]]:
     family_of: dict[Node, int] = {}
     families: list[list[Node]] = []
     groups_of: list[set[str]] = []
     by_key: dict[Any, list[int]] = {}
     for node in graph.nodes:
         groups = served[node]
-        key = _likeness(node, family_of)
+        key = (_likeness(node, family_of), apart.get(node))
         place = None
         if groups and "" not in groups:
             candidates = by_key.setdefault(key, [])
@@ -103,7 +133,9 @@ def _families(graph: Graph) -> list[list[Node]]:
 def _likeness(node: Node, family_of: dict[Node, int]) -> Any:
     def operand(op: Operand) -> Any:
         if isinstance(op, Use):
-            return ("value", family_of[op.node], op.result)
+            # a broadcast reads a dim of extent 1 in another way than the others
+            ones = tuple(d == 1 for d in op.aval.shape) if node.prim == "broadcast" else ()
+            return ("value", family_of[op.node], op.result, ones)
         return ("constant", op.dtype)
 
     return (
@@ -123,14 +155,14 @@ def _blur(name: str, value: Any, node: Node) -> Any:
         return value is None
     if name in ("shape", "size"):
         dims = value if isinstance(value, tuple) else (value,)
-        return tuple("static" if isinstance(d, int) and d != 1 else d for d in dims)
+        return tuple("static" if isinstance(d, int) else d for d in dims)
     if node.prim == "custom_call" and type(value) is int:
         return "static"
     return value
 
 
 def _blur_aval(aval: Aval) -> Any:
-    dims = tuple("static" if isinstance(d, int) and d != 1 else d for d in aval.shape)
+    dims = tuple("static" if isinstance(d, int) else d for d in aval.shape)
     return (dims, aval.dtype, aval.unit)
 
 

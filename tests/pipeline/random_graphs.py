@@ -14,7 +14,7 @@ Pick = Callable[[random.Random], int]
 
 def random_groups(rnd: random.Random) -> list[sg.Group]:
     return [
-        sg.Group(f"g{i}", block_size=rnd.choice([1, 4, 4, 16]), max_blocks=rnd.choice([3, 5]))
+        sg.Group(f"g{i}", block_size=rnd.choice([1, 4, 4, 16]), max_blocks=rnd.choice([1, 3, 5]))
         for i in range(rnd.choice([0, 1, 2, 3, 7]))
     ]
 

@@ -155,3 +155,39 @@ def test_a_constant_output_is_written() -> None:
     out = c(B=1, x=[3])
     assert out["out"].item() == 7
     assert c(B=1, x=[3])["flag"].tolist() == [0]
+
+
+def test_tables_one_block_wide_are_batched_with_wider_ones() -> None:
+    """A recurrent group keeps one state block per request, an attention group many."""
+
+    def step(s: sg.Step) -> None:
+        for g in s.groups:
+            table = g.input("block_table", (4, g.max_blocks), kind="device")
+            g.output("first", sg.gather(table, s.iota(s.dim("B")), s.constant(0)), pad=0)
+
+    groups = [sg.Group("a", max_blocks=7), sg.Group("m", max_blocks=1)]
+    optimised = passes.run(sg.trace(step, groups))
+    assert [n.n for n in optimised.nodes if n.prim == "gather"] == [2]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+@pytest.mark.parametrize("plus", [(1, 2, 3), (0, 2, 3), (0, 2, 0), (0, 0, 0)])
+def test_state_updates_that_differ_between_groups(
+    order: tuple[int, ...], plus: tuple[int, ...]
+) -> None:
+    """Whatever differs between the groups' updates, and in whatever order they are written."""
+    groups = mamba(3)
+
+    def step(s: sg.Step) -> None:
+        x = s.input("x", (s.dim("B"),))
+        states = [g.input("state", (4,), kind="state") for g in s.groups]
+        for i in order:
+            value = x + plus[i] if plus[i] else x
+            s.update(states[i], sg.scatter(states[i], value, s.iota(s.dim("B"))))
+
+    compiled = sg.compile(sg.trace(step, groups), {"B": 2})
+    states = {g.name: np.zeros(4, np.int32) for g in groups}
+    compiled.bind("state", states)
+    compiled(B=2, x=[5, 6])
+    for g, more in zip(groups, plus, strict=True):
+        assert states[g.name].tolist() == [5 + more, 6 + more, 0, 0]
