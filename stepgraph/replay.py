@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -42,10 +42,10 @@ class Layout:
     producer: str
 
     def describe(self) -> str:
-        """E.g. "9 recurrent groups, 1 attention group"."""
+        """E.g. "9 recurrent groups and 1 attention group"."""
         kinds = [g.kind for g in self.groups]
         counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
-        return ", ".join(f"{n} {kind} group{'s' * (n != 1)}" for kind, n in counts.items())
+        return " and ".join(f"{n} {kind} group{'s' * (n != 1)}" for kind, n in counts.items())
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,6 @@ class ReplayResult:
     us_per_step: float
     p99_us: float
     compile_seconds: float
-    compile_origin: str
     truncated_bytes: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -261,15 +260,16 @@ class Replayer:
         return evaluate(self.step.source_graph, values, actual, self.step.bucket(**actual))
 
 
-def differences(got: Mapping[Key, np.ndarray], want: Mapping[Key, np.ndarray]) -> list[str]:
-    """The outputs that differ, each in words; the two have the same keys, or it says so."""
+def differences(got: Mapping[Key, Any], want: Mapping[Key, np.ndarray]) -> list[str]:
+    """The outputs in `want` that `got` lacks or that differ, each in words. Where `want` has a
+    scalar, `got` may have a plain number."""
     found = []
     for key, right in want.items():
         label = key if isinstance(key, str) else f"{key[0]}[{key[1]}]"
         if key not in got:
             found.append(f"{label} is missing")
             continue
-        have = np.asarray(got[key])
+        have = got[key] if isinstance(got[key], np.ndarray) else np.asarray(got[key], right.dtype)
         if have.shape != right.shape or have.dtype != right.dtype:
             found.append(f"{label} is {have.dtype} {have.shape}, not {right.dtype} {right.shape}")
         elif len(where := np.argwhere(have != right)):
@@ -294,7 +294,7 @@ def replay(path: str | os.PathLike[str], progress: Progress | None = None) -> Re
     if not sizes:
         raise StepFileError(f"{path}: holds no whole step")
     replayer = prepare(file, progress)
-    checked, mismatches, first = check(file, replayer, len(sizes), progress)
+    checks = check(file, len(sizes), replayer, progress)
     samples = []
     progress.start("timing", len(sizes))
     for inputs in file:
@@ -306,20 +306,18 @@ def replay(path: str | os.PathLike[str], progress: Progress | None = None) -> Re
             samples.append(time.perf_counter_ns() - start)
         progress.advance()
     progress.close()
-    native = replayer.step._native
     return ReplayResult(
         file=str(path),
         producer=file.layout.producer,
         groups=file.layout.describe(),
         steps=len(sizes),
         max_batch=max(sizes),
-        outputs_checked=checked,
-        mismatches=mismatches,
-        differences=tuple(first),
+        outputs_checked=checks.outputs,
+        mismatches=checks.mismatches,
+        differences=tuple(checks.differences),
         us_per_step=round(float(np.median(samples)) / 1e3, 3),
         p99_us=round(float(np.percentile(samples, 99)) / 1e3, 3),
-        compile_seconds=round(native.seconds, 4),
-        compile_origin=native.origin,
+        compile_seconds=round(replayer.step.stats.compile_seconds, 4),
         truncated_bytes=file.truncated_bytes,
     )
 
@@ -333,24 +331,55 @@ def prepare(file: StepFile, progress: Progress) -> Replayer:
         raise StepFileError(f"{file.path}: its groups cannot be compiled: {err}") from err
 
 
+@dataclass
+class Checks:
+    """Outputs compared with the oracle, how many differ, and the first differences in words."""
+
+    outputs: int = 0
+    mismatches: int = 0
+    differences: list[str] = field(default_factory=list)
+
+    def add(self, where: str, got: Mapping[Key, Any], want: Mapping[Key, np.ndarray]) -> None:
+        found = differences(got, want)
+        self.outputs += len(want)
+        self.mismatches += len(found)
+        room = MAX_SHOWN - len(self.differences)
+        self.differences += [f"{where}: {text}" for text in found[:room]]
+
+
+Way: TypeAlias = "Callable[[StepInputs, Mapping[str, int]], Mapping[Key, Any]]"
+
+
 def check(
-    file: StepFile, replayer: Replayer, steps: int, progress: Progress
-) -> tuple[int, int, list[str]]:
-    """Replay all steps against the oracle: outputs checked, mismatches, the first in words."""
-    checked, mismatches, first = 0, 0, list[str]()
-    progress.start("checking against the oracle", steps)
-    for number, inputs in enumerate(file):
+    steps: Iterable[StepInputs],
+    total: int,
+    replayer: Replayer,
+    progress: Progress,
+    others: Mapping[str, Way] | None = None,
+) -> Checks:
+    """Replay each step and compare it with the oracle; so too what `others` make of its inputs and
+    padded extents."""
+    checks = Checks()
+    progress.start("checking against the oracle", total)
+    for number, inputs in enumerate(steps):
         executable = replayer.load(inputs)
-        for array in executable.outputs.values():
-            np.invert(array, out=array)  # an output that is not written cannot pass
+        _spoil(executable.outputs)
         outputs = replayer.run(executable, inputs)
         want = replayer.oracle(inputs)
-        found = differences(outputs, want)
-        checked += len(want)
-        mismatches += len(found)
-        first += [f"step {number}: {text}" for text in found[: MAX_SHOWN - len(first)]]
+        checks.add(f"step {number}", outputs, want)
+        for name, way in (others or {}).items():
+            got = way(inputs, executable.padded)
+            checks.add(f"step {number}, {name}", got, want)
+            _spoil(got)
         progress.advance()
-    return checked, mismatches, first
+    return checks
+
+
+def _spoil(outputs: Mapping[Key, Any]) -> None:
+    """An output that the next step does not write will not pass."""
+    for array in outputs.values():
+        if isinstance(array, np.ndarray):
+            np.invert(array, out=array)
 
 
 __all__ = ["Layout", "ReplayResult", "Replayer", "StepFile", "StepInputs", "replay"]
