@@ -21,10 +21,11 @@ OK, MISMATCH, BAD, STOPPED = 0, 1, 2, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
     try:
-        args = parser().parse_args(argv)
-        status: int = args.run(args)
-        sys.stdout.flush()
-        return status
+        try:
+            args = parser().parse_args(argv)
+            return int(args.run(args))
+        finally:
+            sys.stdout.flush()  # here, where a closed pipe can be told from a failure
     except KeyboardInterrupt:
         _say("\nstopped")
         return STOPPED

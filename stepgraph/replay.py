@@ -274,10 +274,10 @@ def differences(got: Mapping[Key, Any], want: Mapping[Key, np.ndarray]) -> list[
             found.append(f"{label} is {have.dtype} {have.shape}, not {right.dtype} {right.shape}")
         elif len(where := np.argwhere(have != right)):
             at = tuple(where[0].tolist())
-            place = f"[{', '.join(map(str, at))}]" if at else ""
+            place = f" at [{', '.join(map(str, at))}]" if at else ""
             found.append(
                 f"{label}: {len(where)} of {right.size} differ, "
-                f"first {place} is {have[at]}, should be {right[at]}"
+                f"first{place}: {have[at]}, should be {right[at]}"
             )
     return found
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepgraph.pipeline.ir import Dim
-from stepgraph.pipeline.ops import cumsum, gather, reduce_max, reduce_sum, segment_ids, select
+from stepgraph.pipeline.ops import (
+    cumsum,
+    gather,
+    maximum,
+    reduce_max,
+    reduce_sum,
+    segment_ids,
+    select,
+)
 from stepgraph.pipeline.trace import Step, stage
 from stepgraph.pipeline.value import Value
 
@@ -114,6 +122,6 @@ def step_kind_counts(
         "num_prefills": reduce_sum(prefilling.cast("int32")),
         "num_decode_tokens": reduce_sum(select(decoding, lens, 0)),
         "num_prefill_tokens": reduce_sum(select(prefilling, lens, 0)),
-        "max_query_len": reduce_max(select(lens > 0, lens, 0)),
-        "max_seq_len": reduce_max(select(length > 0, length, 0)),
+        "max_query_len": maximum(reduce_max(lens), 0),
+        "max_seq_len": maximum(reduce_max(length), 0),
     }
