@@ -1,7 +1,7 @@
 """Checkpoint directories with seeded weights, large enough that outputs depend on every state.
 
-vLLM's dummy weights are tiny: each model then repeats one token whatever its caches hold, and a test
-of tokens proves nothing. Here the residual stream is dominated by the layers, the recurrent states
+vLLM's dummy weights are tiny: each model then repeats one token whatever its caches hold, and a
+test of tokens proves nothing. Here the residual stream is dominated by the layers, the recurrent states
 decay slowly and the skip connection around them is weak, so one wrong state index or slot shows.
 
     python tests/vllm/checkpoint.py granite4-tiny /tmp/granite4-tiny
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 MODELS = Path(__file__).parent / "models"
-# Soft attention over all tokens, and few attention layers that count as much as many recurrent ones.
+# Soft attention over all tokens; the few attention layers count as much as many recurrent ones.
 GAINS = {"q_proj": 1.0, "k_proj": 1.0, "o_proj": 16.0, "lm_head": 3.0}
 
 
@@ -36,7 +36,9 @@ def _weight(name: str, shape: tuple[int, ...], seed: int) -> Any:
     if name.endswith(".D"):
         return rng.uniform(-0.1, 0.1, shape)
     if "conv1d" in leaf:
-        return rng.uniform(-0.7, 0.7, shape) if leaf[-1] == "weight" else 0.1 * rng.normal(size=shape)
+        return (
+            rng.uniform(-0.7, 0.7, shape) if leaf[-1] == "weight" else 0.1 * rng.normal(size=shape)
+        )
     if len(shape) == 1:
         return 1.0 + 0.1 * rng.normal(size=shape)
     if "embed" in name:

@@ -1,5 +1,5 @@
-"""One real vLLM engine in a process of its own: a scripted workload in, tokens and log-probabilities
-out.
+"""One real vLLM engine in a process of its own: a scripted workload in, tokens and their
+log-probabilities out.
 
 Requests join at chosen engine steps and leave when they have their tokens, so batches grow, shrink
 and reorder the way the script says, every time. Importing vLLM takes most of a run's time, so a
@@ -10,6 +10,7 @@ server process imports it once (no plugin, no platform set up) and forks a child
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib.util
 import json
 import os
@@ -29,6 +30,9 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "PYTHONHASHSEED": "0",
+    # One thread: the models are tiny, and waiting threads would spin on a busy machine.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
 
@@ -75,8 +79,8 @@ def run(
     """Run `requests` through a new engine on the checkpoint folder `model`.
 
     mode: the value of STEPGRAPH_VLLM (None: unset). hook: "file.py:function" of this folder, called
-    in the child after plugins are loaded and before the engine exists; what it returns (a dict, read
-    at the end) is `Result.extra`. Raises RuntimeError with the child's output if it fails.
+    in the child after plugins are loaded and before the engine exists; what it returns (a dict,
+    read at the end) is `Result.extra`. Raises RuntimeError with the child's output if it fails.
     """
     child_env = {k: v for k, v in os.environ.items() if not k.startswith(("STEPGRAPH", "VLLM"))}
     child_env |= ENVIRONMENT | dict(env or {})
@@ -164,6 +168,7 @@ def _watch_builds(builds: list[tuple[int, int, float]]) -> None:
 
     inner = GPUModelRunner._build_attention_metadata
 
+    @functools.wraps(inner)
     def build(self: Any, *args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
         result = inner(self, *args, **kwargs)
