@@ -170,17 +170,17 @@ def _table(r: dict[str, Any]) -> str:
             "",
         ),
     ]
-    lines = [
+    head = (
         f"{Path(r['model']).name}: {r['groups']} KV-cache groups, batch {r['batch']}, "
-        f"prefix caching {caching}, vLLM {r['vllm']}, {r['machine']}; medians of decode steps",
-        "",
-        *(f"{a:28}{b:>12}{c:>12}{d:>9}".rstrip() for a, b, c, d in rows),
-        "",
-        f"decode steps compiled: {r['compiled_step_share']:.1%}; left to vLLM: {reasons}",
+        f"prefix caching {caching}, vLLM {r['vllm']}, {r['machine']}; medians of decode steps"
+    )
+    table = [f"{a:28}{b:>12}{c:>12}{d:>9}".rstrip() for a, b, c, d in rows]
+    compiled = f"decode steps compiled: {r['compiled_step_share']:.1%}; left to vLLM: {reasons}"
+    checked = (
         f"{r['steps_verified']} steps compared field by field, {r['mismatches']} mismatches, "
-        f"{r['errors']} errors; tokens are {same} (shim: {r['status']})",
-    ]
-    return "\n".join(lines)
+        f"{r['errors']} errors; tokens are {same} (shim: {r['status']})"
+    )
+    return "\n".join([head, "", *table, "", compiled, checked])
 
 
 def child(text: str, out: str) -> None:

@@ -1,8 +1,8 @@
 """Checkpoint directories with seeded weights, large enough that outputs depend on every state.
 
 vLLM's dummy weights are tiny: each model then repeats one token whatever its caches hold, and a
-test of tokens proves nothing. Here the residual stream is dominated by the layers, the recurrent states
-decay slowly and the skip connection around them is weak, so one wrong state index or slot shows.
+test of tokens proves nothing. Here the residual stream is dominated by the layers, the recurrent
+states decay slowly and the skip connection around them is weak, so one wrong state index or slot shows.
 
     python tests/vllm/checkpoint.py granite4-tiny /tmp/granite4-tiny
 """
