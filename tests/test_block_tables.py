@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,11 @@ any_id = st.one_of(an_id, st.sampled_from([0, -1, POOL, 2**31, -(2**40), 1.0, "4
 some_ids = st.one_of(st.lists(an_id, max_size=3), st.lists(any_id, max_size=2))
 all_groups = st.fixed_dictionaries({name: st.lists(an_id, max_size=1) for name in NAMES})
 few_groups = st.dictionaries(st.sampled_from([*NAMES, "other"]), some_ids, max_size=3)
-any_ids = st.one_of(all_groups, st.builds(lambda a, b: {**a, **b}, all_groups, few_groups))
-any_row = st.integers(-1, ROWS)
+a_few = st.dictionaries(st.sampled_from(NAMES), st.lists(an_id, max_size=2), max_size=2)
+any_ids = st.one_of(
+    all_groups, all_groups, st.builds(lambda a, b: {**a, **b}, all_groups, few_groups)
+)
+any_row = st.sampled_from([0, 0, 0, 0, 1, 1, 1, 2, 2, 3, ROWS, -1])  # few rows meet often
 
 
 class Model(RuleBasedStateMachine):
@@ -72,10 +76,15 @@ class Model(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.tables = sg.BlockTables(GROUPS, ROWS, pool_blocks=POOL)
-        self.step = compiled_engine_step()
+        self.step = self.compiled()
         self.tables.bind(self.step)
         self.rows: dict[int, dict[str, list[int]]] = {}
         self.written: dict[int, dict[str, list[int]]] = {}
+
+    @staticmethod
+    @functools.cache
+    def compiled() -> sg.Compiled:
+        return compiled_engine_step()
 
     def attempt(self, possible: bool, update: Any, *args: Any) -> bool:
         if possible:
@@ -101,7 +110,7 @@ class Model(RuleBasedStateMachine):
         if self.attempt(row in self.rows and self.whole(given), self.tables.set_row, row, given):
             self.rows[row] = {name: list(new) for name, new in given.items()}
 
-    @rule(row=any_row, given=few_groups)
+    @rule(row=any_row, given=st.one_of(a_few, a_few, few_groups))
     def append(self, row: int, given: Any) -> None:
         width = {g.name: g.max_blocks for g in GROUPS}
         possible = row in self.rows and all(
@@ -177,8 +186,8 @@ class Model(RuleBasedStateMachine):
 
 TestModel = Model.TestCase
 TestModel.settings = settings(
-    max_examples=40,
-    stateful_step_count=25,
+    max_examples=80,
+    stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
