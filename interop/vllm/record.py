@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from stepgraph._version import __version__
 from stepgraph.pipeline.groups import Group
 from stepgraph.recording import StepWriter
 
@@ -22,6 +23,8 @@ class Recorder:
     """
 
     def __init__(self, runner: Any, directory: Path, what: str = "steps") -> None:
+        from vllm import __version__ as vllm_version
+
         self.runner = runner
         self.groups = describe_groups(runner)
         directory.mkdir(parents=True, exist_ok=True)
@@ -32,7 +35,8 @@ class Recorder:
                 "max_tokens": int(runner.max_num_tokens),
                 "max_model_len": int(runner.max_model_len),
             },
-            "producer": "stepgraph in vLLM",
+            "producer": f"stepgraph {__version__} in vLLM {vllm_version}",
+            "meta": {"model_type": str(runner.model_config.hf_config.model_type)},
         }
         name = f"stepgraph-{what}-{os.getpid()}-{next(_numbers)}.sgs"
         self.path = directory / name

@@ -2,7 +2,7 @@
 
 vLLM's dummy weights are tiny: each model then repeats one token whatever its caches hold, and a
 test of tokens proves nothing. Here the residual stream is dominated by the layers, the recurrent
-states decay slowly and the skip connection around them is weak, so one wrong state index or slot shows.
+states decay slowly and the skip connection around them is weak, so one wrong index or slot shows.
 
     python tests/vllm/checkpoint.py granite4-tiny /tmp/granite4-tiny
 """
