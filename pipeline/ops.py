@@ -40,8 +40,7 @@ def gather(operand: Value, *indices: Scalar, fill: Scalar = 0) -> Value:
 def scatter(state: Value, update: Scalar, *indices: Value) -> Value:
     """`state` with `update` written at `indices`; out of range writes nothing, the last one
     wins."""
-    step = _step_of(state, *indices)
-    return step.apply("scatter", [state, update, *indices])
+    return _step_of(state, *indices).scatter(state, update, indices)
 
 
 def cumsum(x: Value, mode: str = "inclusive") -> Value:

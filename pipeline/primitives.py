@@ -208,17 +208,21 @@ _define(
 # -- gather, scatter --------------------------------------------------------------------------
 
 
-def _gather(avals: Sequence[Aval], params: Params) -> tuple[Aval, ...]:
-    operand, fill, *indices = avals
-    rank = len(operand.shape)
-    _need(len(indices) == rank, f"gather from {operand} needs {rank} indices, got {len(indices)}")
-    _need(fill.dtype == operand.dtype, f"fill is {fill.dtype}, the operand {operand.dtype}")
-    for axis, index in zip(params["axes"], indices, strict=True):
+def _check_indices(indices: Sequence[Aval], axes: Sequence[str | None]) -> None:
+    for axis, index in zip(axes, indices, strict=True):
         _need(index.dtype in ("int32", "int64"), f"an index must be an integer, got {index}")
         _need(
             axis is None or index.unit is None or axis == index.unit,
             f"index counts {index.unit}s, the operand's axis {axis}s",
         )
+
+
+def _gather(avals: Sequence[Aval], params: Params) -> tuple[Aval, ...]:
+    operand, fill, *indices = avals
+    rank = len(operand.shape)
+    _need(len(indices) == rank, f"gather from {operand} needs {rank} indices, got {len(indices)}")
+    _need(fill.dtype == operand.dtype, f"fill is {fill.dtype}, the operand {operand.dtype}")
+    _check_indices(indices, params["axes"])
     return (Aval(_same(indices), operand.dtype, operand.unit),)
 
 
@@ -243,6 +247,7 @@ def _scatter(avals: Sequence[Aval], params: Params) -> tuple[Aval, ...]:
     rank = len(operand.shape)
     _need(len(indices) == rank, f"scatter into {operand} needs {rank} indices")
     _need(update.dtype == operand.dtype, f"updates are {update.dtype}, operand {operand.dtype}")
+    _check_indices(indices, params["axes"])
     _same([update, *indices])
     return (operand,)
 

@@ -175,9 +175,11 @@ class Step:
         """See `ops.gather`."""
         lifted = self._broadcast_together([self.lift(i) for i in indices])
         fill_op: Any = fill if isinstance(fill, Value) else self._literal(fill, operand.dtype)
-        node = operand.use.node
-        axes = node.param("axes") if node.prim == "input" else (None,) * len(operand.shape)
-        return self.nodes_of("gather", [operand, fill_op, *lifted], {"axes": axes})[0]
+        return self.nodes_of("gather", [operand, fill_op, *lifted], {"axes": _axes(operand)})[0]
+
+    def scatter(self, state: Value, update: Scalar, indices: Sequence[Value]) -> Value:
+        """See `ops.scatter`."""
+        return self.apply("scatter", [state, update, *indices], axes=_axes(state))
 
     def _broadcast_together(self, operands: list[Any]) -> list[Any]:
         rank2 = [o for o in operands if isinstance(o, Value) and len(o.shape) == 2]
@@ -280,6 +282,20 @@ class Step:
                     )
         groups = tuple(g.spec for g in self.groups)
         return Graph(tuple(self._dims), list(self.nodes), list(self.outputs), groups)
+
+
+def _axes(x: Value) -> Any:
+    """What an index of each dim of an input must count; an updated state's as the state's own."""
+    use = x.use
+    while use.node.prim in ("scatter", "custom_call"):
+        kernel = dict(use.node.params).get("kernel")
+        places = {0: 0} if kernel is None else dict(kernel.in_place)
+        if use.result not in places:
+            break
+        operand = use.node.operands[places[use.result]]
+        assert isinstance(operand, Use)
+        use = operand
+    return use.node.param("axes") if use.node.prim == "input" else (None,) * len(x.shape)
 
 
 class GroupStep:

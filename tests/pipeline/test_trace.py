@@ -212,6 +212,22 @@ def test_a_request_row_is_not_a_state_index() -> None:
         traced(step)
 
 
+@pytest.mark.parametrize("wrong", ["read", "write", "read after an update"])
+def test_an_updated_state_knows_what_its_rows_are(wrong: str) -> None:
+    def step(s: sg.Step) -> None:
+        b = s.dim("B")
+        rows, blocks = s.input("rows", (b,), unit="row"), s.input("blocks", (b,), unit="block")
+        state = s.input("state", (8,), kind="state", axes=("row",))
+        if wrong == "write":
+            sg.scatter(state, 1, blocks)
+        after = sg.scatter(sg.scatter(state, 1, rows), 2, rows) if "after" in wrong else state
+        s.output("right", sg.gather(after, rows), pad=0)
+        s.output("wrong", sg.gather(after, blocks), pad=0)
+
+    with pytest.raises(sg.TraceError, match="index counts blocks, the operand's axis rows"):
+        traced(step)
+
+
 def test_a_token_is_not_a_page() -> None:
     """SGLang 38187: page ids were pushed through a token-granular map, never divided."""
 
