@@ -38,6 +38,7 @@ PADDING: dict[str, Pad] = {
     "last_computed_block": Pad(0, "int32", "B", "the null block's column"),
     "num_accepted_tokens": Pad(1, "int32", "B", "n - 1 is used as an index"),
     "local_seq_lens": Pad(0, "int32", "B", "a padded request is an empty sequence"),
+    "local_token_bounds": Pad(0, "int32", "T", "a padded token sees nothing"),
     "page_indptr": Pad(REPEAT_LAST, "int32", "B+1", "a padded request has no pages"),
     "last_page_len": Pad(1, "int32", "B", "consumers divide and index by it"),
     "page_indices": Pad(0, "int32", "P", "the null block"),

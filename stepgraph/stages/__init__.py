@@ -26,7 +26,8 @@ from .batch import (
     step_kind_counts,
     token_to_request,
 )
-from .pages import last_page_len, page_counts, page_indices, page_indptr
+from .context_parallel import local_seq_lens, local_token_bounds
+from .pages import last_page_len, page_counts, page_indices, page_indptr, translate_pages
 from .recurrent import last_computed_block, last_scheduled_block, state_indices
 from .step import full_step
 from .tables import (
@@ -54,6 +55,8 @@ __all__ = [
     "last_computed_block",
     "last_page_len",
     "last_scheduled_block",
+    "local_seq_lens",
+    "local_token_bounds",
     "num_local_rows",
     "page_counts",
     "page_indices",
@@ -67,6 +70,7 @@ __all__ = [
     "step_kind_counts",
     "table_input",
     "token_to_request",
+    "translate_pages",
     "update_tables",
     "window_block_table",
 ]

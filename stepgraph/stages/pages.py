@@ -40,3 +40,15 @@ def page_indices(table: Table, rows: Value, indptr: Value, pages: Dim) -> Value:
     owner = segment_ids(indptr, pages)
     column = rows.step.iota(pages) - gather(indptr, owner)
     return gather(table.blocks, gather(rows, owner, fill=-1), column)
+
+
+@stage
+def translate_pages(pages: Value, token_map: Value, page_size: int) -> Value:
+    """int32, as `pages`: page ids of one pool in another, by a map from token to token. Pad: 0.
+
+    token_map: int32 or int64 (tokens of the first pool,), which sends whole pages to whole pages:
+    page p begins at token p * page_size. A page outside the map becomes the null block.
+    """
+    # a product has no unit: what counted pages counts tokens now
+    tokens = pages.cast("int64") * page_size
+    return (gather(token_map, tokens) // page_size).cast("int32")

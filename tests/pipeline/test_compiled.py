@@ -141,6 +141,24 @@ def test_rows_may_have_a_stride(compiled: sg.Compiled) -> None:
     assert out["state_indices", "m0"].tolist() == [wide[0, 0], wide[1, 2]]
 
 
+def test_the_stride_of_a_single_column_says_nothing() -> None:
+    """NumPy and PyTorch give a dim of extent 1 any stride."""
+
+    def first(s: sg.Step) -> None:
+        table = s.input("table", (4, 1), kind="device")
+        s.output("first", sg.gather(table, s.iota(s.dim("B")), s.constant(0)), pad=0)
+
+    c = sg.compile(sg.trace(first), {"B": 4})
+    wide = np.arange(12, dtype=np.int32).reshape(4, 3)
+    for column, want in (
+        (np.arange(4, 8, dtype=np.int32)[:, None], [4, 5, 6, 7]),
+        (wide[:, 1:2], [1, 4, 7, 10]),
+        (wide[:, ::3], [0, 3, 6, 9]),
+    ):
+        c.bind("table", column)
+        assert c(B=4)["first"].tolist() == want
+
+
 def test_a_state_must_be_writable() -> None:
     def update(s: sg.Step) -> None:
         state = s.input("state", (4,), kind="state")
