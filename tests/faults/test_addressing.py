@@ -216,9 +216,11 @@ def test_pages_are_translated_as_tokens() -> None:
     hidden at page size 1."""
     token_map = np.zeros(32, np.int32)
     token_map[8:12], token_map[20:24] = range(4, 8), range(12, 16)
+    token_map[0:4] = range(16, 20)
     run = Under(translate, capacity={"P": 4}, bound={"token_map": token_map})
     assert run(P=2, pages=[2, 5])["window_pages"] == [1, 3]
-    assert run(P=4, pages=[2, 8, -1, 2**29])["window_pages"] == [1, 0, 0, 0]
+    # a page outside the map is none, also where its first token, 2^32, would wrap around to 0
+    assert run(P=4, pages=[0, 8, -1, 2**30])["window_pages"] == [4, 0, 0, 0]
 
     def mixed(s: sg.Step) -> None:
         pages = s.input("pages", (s.dim("P"),), unit="block")

@@ -156,6 +156,11 @@ def test_padded_sequences_are_empty_in_every_array() -> None:
     assert out["slot_mapping", "a"] == [4, 6, 11, 12, 18, -1, -1, -1]
 
 
+def test_a_real_empty_sequence_has_pages_like_a_padded_one() -> None:
+    out = Under(pages_step(2), capacity={"B": 4})(B=3, lens=[2, 0, 3])
+    assert out == {"page_indptr": [0, 1, 1, 3, 3], "last_page_len": [2, 1, 1, 1]}
+
+
 def test_replays_write_to_one_address() -> None:
     """SGLang PRs 26019, 27664: replay wrote fresh tensors, the graph read the captured ones."""
     step = Under(pages_step(1), capacity={"B": 2}).compiled
@@ -189,7 +194,9 @@ def test_each_group_has_its_own_fields_after_every_step() -> None:
     names = ("last_scheduled_block", "last_computed_block", "state_indices")
     addresses = {held[field, g.name].ctypes.data for field in names for g in groups}
     assert len(addresses) == 9
-    for computed, want in ((9, ([2], [2])), (12, ([3], [2]))):
+    steps = [(9, ([2], [2])), (12, ([3], [2]))]
+    at_block_edges = [(0, ([0], [0])), (7, ([1], [1])), (8, ([2], [1]))]
+    for computed, want in steps + at_block_edges:
         run(
             B=1,
             T=1,
