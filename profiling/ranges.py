@@ -57,7 +57,7 @@ class _NoRange:
     __exit__ = "".format
 
 
-_NO_RANGE = _NoRange()
+_NO_RANGE: Any = _NoRange()  # its methods are not functions, which mypy wants of a context manager
 
 
 def _listener() -> Any:
@@ -86,10 +86,9 @@ class _Ranges(dict[str, AbstractContextManager[object]]):
     def __missing__(self, name: str) -> AbstractContextManager[object]:
         domain = _listener()
         with _lock:
-            made = self.get(name)
-            if made is None:
-                made = self[name] = Range(name, domain) if domain else _NO_RANGE
-        return made
+            if name not in self:
+                self[name] = Range(name, domain) if domain else _NO_RANGE
+        return self[name]
 
 
 # The range called `name`, to be used with `with`. A dictionary's own method: no Python frame.

@@ -98,7 +98,9 @@ class DecodeStep:
             for gid, builder in builders.items()
         ]
         capacity = int(runner.max_num_reqs)
-        self.step = sg.compile(decode_graph(groups, capacity), {"B": capacity})
+        self.step = sg.compile(
+            decode_graph(groups, capacity), {"B": capacity}, max_executables=MAX_SHAPES
+        )
         batch = runner.input_batch
         self.step.bind("num_computed_tokens", to_numpy(batch.num_computed_tokens_cpu_tensor))
         self.step.bind("num_prompt_tokens", to_numpy(batch.num_prompt_tokens_cpu_tensor))
@@ -178,8 +180,8 @@ class DecodeStep:
                 layers.update(dict.fromkeys(group.layer_names, made))
         return Shape(
             executable.replay,
-            memoryview(out["first_chunks"]),
-            memoryview(out["max_seq_len"]),
+            out["first_chunks"].data,
+            out["max_seq_len"].data,
             layers,
             native,
         )

@@ -8,6 +8,7 @@ import functools
 import inspect
 import logging
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,7 @@ class Attachment:
     """What the shim knows of one runner. `reason`: why vLLM's path is used for all its steps."""
 
     def __init__(self, runner: Any, settings: Settings) -> None:
-        self.runner = runner
+        self.runner = weakref.proxy(runner)  # which holds us: no cycle, so that it is freed at once
         self.settings = settings
         self.step: DecodeStep | None = None
         self.recorder: Recorder | None = None
@@ -44,7 +45,7 @@ class Attachment:
         self.reason: str | None = None
         if settings.mode == "record":
             self.reason = "recording"
-            self.recorder = Recorder(runner, settings.directory)
+            self.recorder = Recorder(self.runner, settings.directory)
             log.info("stepgraph: recording steps to %s", self.recorder.path)
         else:
             self.bind()
@@ -132,12 +133,17 @@ class Attachment:
         self.errors += 1
         if self.errors == 1:
             log.warning("stepgraph failed; vLLM's own path goes on", exc_info=err)
-        if self.errors >= MAX_ERRORS and self.reason is None:
-            self.step, self.reason = None, "disabled after errors"
+        if self.errors >= MAX_ERRORS:
+            self.step = self.recorder = None
+            self.reason = "disabled after errors"
 
 
 class _Native(Exception):
     """Carries an exception of vLLM's own code past our handler for our own."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
     @staticmethod
     def run(native: Callable[[], Any]) -> Any:

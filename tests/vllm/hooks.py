@@ -112,6 +112,22 @@ def raise_in_attach() -> dict[str, Any]:
     return {}
 
 
+def close_the_recorder() -> dict[str, Any]:
+    """The step file can no longer be written to after five steps, as on a full disk."""
+    from stepgraph.interop.vllm.record import Recorder
+
+    inner, seen = Recorder.write, {"calls": 0}
+
+    def write(self: Any, num_reqs: int, num_tokens: int) -> None:
+        seen["calls"] += 1
+        if seen["calls"] == 6:
+            self.close()
+        inner(self, num_reqs, num_tokens)
+
+    Recorder.write = write
+    return seen
+
+
 def native_raises() -> dict[str, Any]:
     """vLLM's own code raises on a step that is being compared: its exception must come through."""
     from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionMetadataBuilder as Builder
@@ -185,7 +201,7 @@ def random_batches() -> dict[str, Any]:
     def check(attached: Any, slot_mappings: Any) -> None:
         runner, step = attached.runner, attached.step
         batch = runner.input_batch
-        original = type(runner)._build_attention_metadata
+        original = runner.__class__._build_attention_metadata
         while hasattr(original, "__wrapped__"):
             original = original.__wrapped__
         tables = [t.get_numpy_array() for t in batch.block_table.block_tables]

@@ -194,6 +194,20 @@ def test_an_unwritable_folder_does_not_stop_serving(tmp_path: Path) -> None:
     assert len(result.tokens[0]) == 30
 
 
+def test_a_recording_that_breaks_off_does_not_stop_serving(tmp_path: Path) -> None:
+    result = engine.run(
+        checkpoint.cached("granite4-tiny"),
+        joining_and_leaving()[:1],
+        mode="record",
+        hook="hooks.py:close_the_recorder",
+        env={"STEPGRAPH_VLLM_DIR": str(tmp_path)},
+    )
+    assert result.extra["calls"] == 8  # three failures, then it is not tried again
+    assert result.counters["recorded"] == 5 and result.counters["errors"] == 3
+    assert result.counters["native"]["disabled after errors"] > 10
+    assert len(result.tokens[0]) == 30
+
+
 def test_bench_gives_one_json_object(tmp_path: Path) -> None:
     options = ["--json", "--repeat", "1", "--batch", "3", "--tokens", "12"]
     model = str(checkpoint.cached("nemotronh"))
