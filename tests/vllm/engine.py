@@ -119,12 +119,13 @@ def _run_fresh(path: Path, job: dict[str, Any]) -> int:
 class _Server:
     def __init__(self) -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("STEPGRAPH", "VLLM"))}
+        self.errors = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--server"],
             env=env | ENVIRONMENT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self.errors,
             text=True,
         )
         atexit.register(self.process.kill)
@@ -135,7 +136,10 @@ class _Server:
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
-            raise RuntimeError(f"the engine server is gone (exit {self.process.poll()})")
+            code = self.process.wait(TIMEOUT)
+            self.errors.seek(0)
+            log = self.errors.read()[-4000:].decode(errors="replace")
+            raise RuntimeError(f"the engine server is gone (exit {code}):\n{log}")
         return int(answer)
 
 

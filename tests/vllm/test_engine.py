@@ -192,7 +192,8 @@ def test_a_prompt_seen_before() -> None:
     path = checkpoint.cached("granite4-tiny")
     off, on = (engine.run(path, requests, mode=mode, prefix_caching=True) for mode in (None, "on"))
     scheduled = [query for _, query, _ in off.builds if query > 1]
-    assert scheduled == [128, 20, 7, 20], "the later prompts were to find their first block cached"
+    # The first prompt leaves nothing whole in the cache; the second is cut where its block ends.
+    assert scheduled == [128, 128, 20, 7, 20], "the last two were to find their first block cached"
     assert same(off, on) and on.counters["mismatches"] == 0 and on.counters["compiled"] > 20
 
     uncached = engine.run(path, requests, mode="on", prefix_caching=False)
