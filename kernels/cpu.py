@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from stepgraph.pipeline.lower.memory import div32, fill4, ld4, ld8, st4, st8
+from stepgraph.pipeline.lower.memory import div32, fill4, imax, imin, ld4, ld8, st4, st8
 
 
 @njit(error_model="numpy")
@@ -31,7 +31,7 @@ def _put(row, counts, r, at, ids, length, width):  # type: ignore[no-untyped-def
     if at + length > width:
         return
     for i in range(length):
-        st4(row, at + i, max(ld4(ids, i), 0))
+        st4(row, at + i, imax(ld4(ids, i), 0))
     fill4(row, at + length, width, 0)
     st4(counts, r, at + length)
 
@@ -46,8 +46,8 @@ def update_block_table(  # type: ignore[no-untyped-def]
     for g in range(n):
         group, rows, width = ld8(attrs, 3 * g), ld8(attrs, 3 * g + 1), ld8(attrs, 3 * g + 2)
         base, stride, num = ld8(table, 2 * g), 4 * ld8(table, 2 * g + 1), ld8(counts, 2 * g)
-        first = min(max(ld4(starts, group), 0), num_ops)
-        last = min(ld4(starts, group + 1), num_ops)
+        first = imin(imax(ld4(starts, group), 0), num_ops)
+        last = imin(ld4(starts, group + 1), num_ops)
         for k in range(first, last):
             kind, r, other = (
                 ld4(list_ops, 5 * k),
@@ -60,7 +60,7 @@ def update_block_table(  # type: ignore[no-untyped-def]
             row = base + r * stride
             if kind <= 1:
                 if kind >= 0 and start >= 0 and length >= 0 and start + length <= num_ids:
-                    at = min(max(ld4(num, r), 0), width) if kind == 0 else 0
+                    at = imin(imax(ld4(num, r), 0), width) if kind == 0 else 0
                     _put(row, num, r, at, list_ids + 4 * start, length, width)
             elif kind == 4:
                 _put(row, num, r, 0, list_ids, 0, width)
@@ -87,7 +87,7 @@ def gather_block_table(n, num_reqs, table, counts, rows, out, attrs):  # type: i
             r = ld4(wanted, b)
             count = 0
             if r >= 0 and r < num_rows:
-                count = min(max(ld4(num, r), 0), width)
+                count = imin(imax(ld4(num, r), 0), width)
                 _copy4(target, base + r * stride, count)
             fill4(target, count, width, 0)
             target += target_stride

@@ -20,7 +20,7 @@ from . import passes
 from .errors import BindError, CaptureError, CompileError
 from .executable import Binding, Executable, InputKey, Outputs, Stats
 from .ir import DTYPES, Graph, extent_of
-from .lower import cpu, native
+from .lower import cpu, native, source
 from .oracle import Key
 from .passes.buffers import Buffer, assign_buffers, member_bytes
 from .passes.coverage import check_coverage
@@ -273,7 +273,7 @@ class Compiled:
     def _context(
         self, padded: Mapping[str, int], bound: Binding
     ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """The context that the native function reads: see lower/cpu.py."""
+        """The context that the native function reads: see lower/source.py."""
         tables: list[np.ndarray] = []
 
         def table(rows: Any) -> int:
@@ -283,13 +283,13 @@ class Compiled:
 
         words = []
         for slot in self.source.slots:
-            if isinstance(slot, cpu.Staging):
+            if isinstance(slot, source.Staging):
                 words.append(self._staging.ctypes.data)
-            elif isinstance(slot, cpu.Padded):
+            elif isinstance(slot, source.Padded):
                 words.append(padded[slot.dim])
-            elif isinstance(slot, cpu.Count):
+            elif isinstance(slot, source.Count):
                 words.append(slot.n)
-            elif isinstance(slot, cpu.Ints):
+            elif isinstance(slot, source.Ints):
                 words.append(table([list(row) or [0] for row in slot.rows]))
             else:
                 arrays = [self._array(slot.buffer, m, bound) for m in slot.members]

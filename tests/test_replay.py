@@ -15,6 +15,7 @@ from stepgraph import Group
 from stepgraph.demo_peers import Eager
 from stepgraph.pipeline import compiled
 from stepgraph.pipeline.lower import cpu
+from stepgraph.pipeline.lower.source import Source
 from stepgraph.progress import Progress
 from stepgraph.recording import RecordedStep, StepFileError
 from stepgraph.replay import Replayer, StepFile, check, replay
@@ -50,7 +51,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
     """A miscompilation: the generated code has `new` where `old` was."""
     generate = cpu.generate
 
-    def wrong(plan: Any) -> cpu.Source:
+    def wrong(plan: Any) -> Source:
         source = generate(plan)
         assert old in source.text
         return replace(source, text=source.text.replace(old, new))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from stepgraph.pipeline.ir import Consts, Dim, Extent, Lit, Node, Operand, Sizes, Use, extent_of
 from stepgraph.pipeline.passes.buffers import Buffer, Fill, Plan
@@ -17,54 +17,7 @@ from stepgraph.pipeline.passes.fusion import Nest
 from stepgraph.pipeline.primitives import PRIMITIVES, identity
 
 from .scalar import WIDTH, expression, wrap
-
-
-@dataclass(frozen=True)
-class Staging:
-    """Address of the staging buffer, whose header holds the actual extents."""
-
-
-@dataclass(frozen=True)
-class Padded:
-    """The padded extent of a dim."""
-
-    dim: str
-
-
-@dataclass(frozen=True)
-class Count:
-    """A number of members."""
-
-    n: int
-
-
-@dataclass(frozen=True)
-class Table:
-    """Address of int64[n][2]: (address, row stride) of the member of `buffer` that each one
-    reads."""
-
-    buffer: Buffer
-    members: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Ints:
-    """Address of int64[n][k]: static integers per member."""
-
-    rows: tuple[tuple[int, ...], ...]
-
-
-Slot: TypeAlias = "Staging | Padded | Count | Table | Ints"
-
-
-@dataclass
-class Source:
-    """Generated text, what its context holds, and the kernels it calls (name ->
-    module:function)."""
-
-    text: str
-    slots: list[Slot]
-    kernels: dict[str, str]
+from .source import Count, Ints, Padded, Slot, Source, Staging, Table
 
 
 def generate(plan: Plan) -> Source:
@@ -95,6 +48,7 @@ class _Generator:
         self.body = _Body()
         self.nest: Nest = Nest(None, ())
         self.names = 0
+        self.constants: dict[Any, str] = {}  # addresses and strides that hold for the whole step
 
     def run(self) -> Source:
         lines = []
@@ -103,7 +57,7 @@ class _Generator:
         head = ["staging = ld8(ctx, 0)"]
         for k, dim in enumerate(self.graph.dims):
             head.append(f"{dim}_pad = {self._slot(Padded(dim))}")
-            head.append(f"{dim} = min(max(ld8(staging, {k}), 0), {dim}_pad)")
+            head.append(f"{dim} = imin(imax(ld8(staging, {k}), 0), {dim}_pad)")
         text = "\n".join(["def step(ctx):", *("    " + t if t else "" for t in [*head, *lines])])
         return Source(text + "\n", list(self.slots), self.kernels)
 
@@ -117,7 +71,12 @@ class _Generator:
         return f"{prefix}{self.names}"
 
     def _once(self, key: Any, level: int, prefix: str, text: str) -> str:
-        """A scalar computed once per iteration of `level`."""
+        """A scalar computed once per iteration of `level`; what the context says, once a step."""
+        if level == 0 and key[0] in ("table", "address", "stride", "ints"):
+            if key not in self.constants:
+                self.constants[key] = self._name(prefix)
+                self.body.lines[0].append(f"{self.constants[key]} = {text}")
+            return self.constants[key]
         if key not in self.body.memo and text.isidentifier():
             self.body.memo[key] = (text, level)
         elif key not in self.body.memo:
@@ -320,7 +279,7 @@ class _Generator:
         if node.prim == "reduce":
             op = node.param("op")
             lines[outer].append(f"{acc} = {identity(op, dtype)}")
-            step = wrap(dtype, f"{acc} + {value}") if op == "sum" else f"{op}({acc}, {value})"
+            step = wrap(dtype, f"{acc} + {value}") if op == "sum" else f"i{op}({acc}, {value})"
             lines[inner].append(f"{acc} = {step}")
             self.body.memo[node] = (acc, outer)
             return
@@ -404,7 +363,7 @@ class _Generator:
             count, _ = self._extent(op.aval.shape[0], self._members(op))
             if node.prim == "segment_ids":
                 wide = op.aval.dtype == "int64"
-                text = f"segment_ids({source}, {wide}, max({count} - 1, 0), {out}, {size})"
+                text = f"segment_ids({source}, {wide}, imax({count} - 1, 0), {out}, {size})"
             else:
                 text = f"compact({source}, {size}, {out}, {node.param('fill')})"
             self.body.lines[1].append(text)

@@ -10,7 +10,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import njit
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 I64 = types.int64
@@ -60,15 +60,18 @@ def w32(typing_context, value):  # type: ignore[no-untyped-def]
     return I64(I64), codegen
 
 
-def _truncating_division(bits: int) -> Any:
+def _division(bits: int, floor: bool) -> Any:
+    """Signed division; the caller excludes b == 0 and min / -1, and for `floor` also b < 0."""
+
     @intrinsic
     def divide(typing_context, a, b):  # type: ignore[no-untyped-def]
-        """C division; the caller excludes b == 0 and min / -1."""
-
         def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
             element = ir.IntType(bits)
             a, b = (x if bits == 64 else builder.trunc(x, element) for x in args)
             q = builder.sdiv(a, b)
+            if floor:
+                above = builder.icmp_signed(">", builder.mul(q, b), a)
+                q = builder.add(q, builder.sext(above, element))
             return q if bits == 64 else builder.sext(q, ir.IntType(64))
 
         return I64(I64, I64), codegen
@@ -76,21 +79,45 @@ def _truncating_division(bits: int) -> Any:
     return divide
 
 
-_div32, _div64 = _truncating_division(32), _truncating_division(64)
+# div*(a, b): floor division by a positive b
+div32, div64, _cdiv64 = _division(32, True), _division(64, True), _division(64, False)
 
 
-@njit(error_model="numpy")
-def div32(a, b):  # type: ignore[no-untyped-def]
-    """Floor division of int32 by a positive int32."""
-    q = _div32(a, b)
-    return q - 1 if q * b > a else q
+def _extremum(comparison: str) -> Any:
+    @intrinsic
+    def choose(typing_context, a, b):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            return builder.select(builder.icmp_signed(comparison, *args), *args)
+
+        return I64(I64, I64), codegen
+
+    return choose
 
 
-@njit(error_model="numpy")
-def div64(a, b):  # type: ignore[no-untyped-def]
-    """Floor division of int64 by a positive int64."""
-    q = _div64(a, b)
-    return q - 1 if q * b > a else q
+# Numba's own min and max are compiled anew for each mix of literals and variables.
+imin, imax = _extremum("<"), _extremum(">")
+
+
+def _fill(bits: int) -> Any:
+    @intrinsic
+    def fill(typing_context, base, start, stop, value):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            element = ir.IntType(bits)
+            pointer = builder.inttoptr(args[0], element.as_pointer())
+            narrow = args[3] if bits == 64 else builder.trunc(args[3], element)
+            with cgutils.for_range_slice(
+                builder, args[1], args[2], ir.Constant(args[1].type, 1), args[1].type
+            ) as (i, _):
+                builder.store(narrow, builder.gep(pointer, [i]))
+            return context.get_dummy_value()
+
+        return types.void(I64, I64, I64, I64), codegen
+
+    return fill
+
+
+# fill*(base, start, stop, value): elements start to stop
+fill1, fill4, fill8 = _fill(8), _fill(32), _fill(64)
 
 
 @njit(error_model="numpy")
@@ -100,7 +127,7 @@ def floordiv(a, b):  # type: ignore[no-untyped-def]
         return 0
     if b == -1:
         return 0 - a
-    q = _div64(a, b)
+    q = _cdiv64(a, b)
     return q - 1 if (a - q * b != 0) and ((a < 0) != (b < 0)) else q
 
 
@@ -113,29 +140,11 @@ def mod(a, b):  # type: ignore[no-untyped-def]
 
 
 @njit(error_model="numpy")
-def fill1(base, start, stop, value):  # type: ignore[no-untyped-def]
-    for i in range(start, stop):
-        st1(base, i, value)
-
-
-@njit(error_model="numpy")
-def fill4(base, start, stop, value):  # type: ignore[no-untyped-def]
-    for i in range(start, stop):
-        st4(base, i, value)
-
-
-@njit(error_model="numpy")
-def fill8(base, start, stop, value):  # type: ignore[no-untyped-def]
-    for i in range(start, stop):
-        st8(base, i, value)
-
-
-@njit(error_model="numpy")
 def segment_ids(offsets, wide, count, out, size):  # type: ignore[no-untyped-def]
     """The primitive segment_ids: `count` segments, `size` tokens."""
     position = 0
     for b in range(count):
-        end = min(ld8(offsets, b + 1) if wide else ld4(offsets, b + 1), size)
+        end = imin(ld8(offsets, b + 1) if wide else ld4(offsets, b + 1), size)
         while position < end:
             st4(out, position, b)
             position += 1

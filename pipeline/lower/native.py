@@ -26,7 +26,7 @@ from typing import Any
 
 from stepgraph.pipeline.errors import CompileError
 
-from .cpu import Source
+from .source import Source
 
 log = logging.getLogger("stepgraph")
 ENTRY = "stepgraph_step"

@@ -30,7 +30,7 @@ def expression(node: Node, args: Sequence[str]) -> str:
     if prim in _COMPARE:
         return f"1 if {args[0]} {_COMPARE[prim]} {args[1]} else 0"
     if prim in ("min", "max"):
-        return f"{prim}({args[0]}, {args[1]})"
+        return f"i{prim}({args[0]}, {args[1]})"
     if prim == "select":
         return f"{args[1]} if {args[0]} != 0 else {args[2]}"
     if prim == "cast":

@@ -119,7 +119,7 @@ def _run_fresh(path: Path, job: dict[str, Any]) -> int:
 class _Server:
     def __init__(self) -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("STEPGRAPH", "VLLM"))}
-        self.errors = tempfile.TemporaryFile()
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (as long-lived as the process)
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--server"],
             env=env | ENVIRONMENT,
