@@ -175,7 +175,12 @@ def test_ctrl_c_stops_with_status_130_and_no_traceback(path: Path) -> None:
     recordings.write(path, STEPS * 200, GROUPS)
     command = [sys.executable, "-m", "stepgraph", "replay", str(path), "--json", "--progress"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background jobs, and what they start, ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as child:
         assert child.stderr is not None
         seen = []
