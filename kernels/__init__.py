@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepgraph.pipeline.custom_call import Kernel
-from stepgraph.pipeline.ir import Aval, Dim
+from stepgraph.pipeline.ir import Aval
 
 from . import reference
 
@@ -32,13 +32,6 @@ def _vector(aval: Aval, dtype: str, what: str) -> None:
 
 def _ids(aval: Aval, unit: str, what: str) -> None:
     _check(aval.unit in (None, unit), f"{what} must count {unit}s, they count {aval.unit}s")
-
-
-def _symbols(*dims: Any) -> tuple[str, ...]:
-    """The extents passed to a kernel, as text of the generated step."""
-    return tuple(
-        f"({d.name} {d.offset:+d})" if isinstance(d, Dim) and d.offset else str(d) for d in dims
-    )
 
 
 def _update_rule(avals: _Avals, params: _Params) -> tuple[Aval, ...]:
@@ -92,6 +85,10 @@ def _slot_attrs(avals: _Avals, params: _Params) -> tuple[Any, ...]:
     return (*avals[0].shape, *(int(params[name]) for name in names))
 
 
+def _targets(name: str) -> dict[str, str]:
+    return {"cpu": f"stepgraph.kernels.cpu:{name}"}
+
+
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
     for kernel in (
@@ -99,26 +96,26 @@ KERNELS: dict[str, Kernel] = {
             "update_block_table",
             rule=_update_rule,
             reference=reference.update_block_table,
-            extents=lambda avals: _symbols(avals[2].shape[0], avals[4].shape[0]),
+            extents=lambda avals: (avals[2].shape[0], avals[4].shape[0]),
             attrs=lambda avals, params: (params["group"], *avals[0].shape),
-            cpu="stepgraph.kernels.cpu:update_block_table",
+            targets=_targets("update_block_table"),
             in_place=((0, 0), (1, 1)),
         ),
         Kernel(
             "gather_block_table",
             rule=_gather_rule,
             reference=reference.gather_block_table,
-            extents=lambda avals: _symbols(avals[2].shape[0]),
+            extents=lambda avals: (avals[2].shape[0],),
             attrs=_table_attrs,
-            cpu="stepgraph.kernels.cpu:gather_block_table",
+            targets=_targets("gather_block_table"),
         ),
         Kernel(
             "slot_mapping",
             rule=_slot_rule,
             reference=reference.slot_mapping,
-            extents=lambda avals: _symbols(avals[1].shape[0]),
+            extents=lambda avals: (avals[1].shape[0],),
             attrs=_slot_attrs,
-            cpu="stepgraph.kernels.cpu:slot_mapping",
+            targets=_targets("slot_mapping"),
         ),
     )
 }

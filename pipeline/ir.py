@@ -70,6 +70,11 @@ class Aval:
     dtype: str
     unit: str | None = None
 
+    def of_member(self, m: int) -> Aval:
+        """The abstract value of one member of a batched node."""
+        shape = tuple(d.values[m] if isinstance(d, Sizes) else d for d in self.shape)
+        return replace(self, shape=shape)
+
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
