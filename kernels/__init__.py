@@ -86,7 +86,10 @@ def _slot_attrs(avals: _Avals, params: _Params) -> tuple[Any, ...]:
 
 
 def _targets(name: str) -> dict[str, str]:
-    return {"cpu": f"stepgraph.kernels.cpu:{name}"}
+    return {
+        "cpu": f"stepgraph.kernels.cpu:{name}",
+        "cuda": f"stepgraph.kernels/block_tables.cu:kernel_{name}",
+    }
 
 
 KERNELS: dict[str, Kernel] = {

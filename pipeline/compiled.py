@@ -1,17 +1,14 @@
-"""`compile`: a graph becomes a `Compiled` step; per batch shape it captures an `Executable`, which
-replays in one native call.
-
-All batch shapes share the persistent outputs (one address per output, for life), the staging buffer
-and the code; an executable adds a context: the padded extents and the addresses bound at capture.
-"""
+"""`Compiled`: what every target's compiled step does in the same way: bind arrays, pick the bucket
+of a step, keep the executables of batch shapes. And `compile`, which picks the target."""
 
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +17,11 @@ from . import passes
 from .errors import BindError, CaptureError, CompileError
 from .executable import Binding, Executable, InputKey, Outputs, Stats
 from .ir import DTYPES, Graph, extent_of
-from .lower import cpu, native, source
+from .memory import Memory
 from .oracle import Key
-from .passes.buffers import Buffer, assign_buffers, member_bytes
-from .passes.coverage import check_coverage
-from .passes.fusion import fusion
+from .passes.buffers import Buffer
 from .passes.placement import placement
+from .program import row_stride
 
 log = logging.getLogger("stepgraph")
 
@@ -34,8 +30,13 @@ class Compiled:
     """A compiled step. Call it once a step: `out = step(B=5, T=5, num_computed_tokens=...)`.
 
     inputs: {name or (name, group): array} views of the staging buffer at full capacity; write them
-        and call `executable(...)`.replay(...)` for the least host time.
+        and call `executable(...)`.replay(...)` for the least host time. On a device ask for
+        `inputs` again each step: the host then writes to a ring of staging buffers.
     """
+
+    target: str
+    memory: Memory
+    inputs: Mapping[Key, np.ndarray]
 
     def __init__(
         self,
@@ -50,76 +51,61 @@ class Compiled:
         self.graph = passes.run(graph, on_pass)
         self.capacity = {d: int(capacity[d]) for d in self.graph.dims}
         self.buckets = {d: _ladder(d, self.capacity[d], buckets) for d in self.graph.dims}
-        self.schedule = fusion(self.graph)
-        self.plan = assign_buffers(self.schedule, self.capacity)
-        check_coverage(self.plan)
-        self.placement = placement(self.plan.schedule.graph, self.capacity)
-        self.source = cpu.generate(self.plan)
+        self.placement = placement(self.graph, self.capacity)
         self.stats = Stats()
-        self._lock = threading.RLock()
-        self._native = native.load(self.source)
-        self.stats.compiles = int(self._native.origin == "compiled")
-        self.stats.disk_hits = int(self._native.origin == "disk")
-        self.stats.compile_seconds = self._native.seconds
         self.max_executables = max_executables
+        self._lock = threading.RLock()
         self._executables: OrderedDict[Any, Executable] = OrderedDict()
-        self._staging = _aligned(self.placement.nbytes)
-        self._header = memoryview(self._staging.data)[: 8 * len(self.graph.dims)].cast("q")
-        self.inputs: dict[Key, np.ndarray] = {}
-        for slot in self.placement.slots:
-            shape = tuple(extent_of(d, self.capacity, slot.member) for d in slot.node.aval.shape)
-            raw = self._staging[slot.offset : slot.offset + slot.nbytes]
-            groups = slot.node.param("groups")
-            name = slot.node.param("name")
-            key: Key = name if groups is None else (name, groups[slot.member])
-            self.inputs[key] = raw.view(DTYPES[slot.node.aval.dtype]).reshape(shape)
-        self._memory: dict[Buffer, list[np.ndarray]] = {}
-        self._allocate()
         self._wanted: dict[InputKey, tuple[Any, int]] = {
             (node.param("name"), groups[m] if (groups := node.param("groups")) else None): (node, m)
             for node in self.graph.inputs
             if node.param("kind") != "host"
             for m in range(node.n or 1)
         }
-        self._bound = Binding({})
+        self._bound = Binding({}, ())
 
-    # -- memory
+    # -- what a target adds
 
-    def _allocate(self) -> None:
-        persistent = [b for b in self.plan.buffers if b.kind == "output"]
-        sizes = [member_bytes(b, self.capacity, m) for b in persistent for m in range(b.n or 1)]
-        self.output_bytes = sum(sizes)
-        arena = _aligned(self.output_bytes)
-        scratch = _aligned(self.plan.scratch_bytes)
-        offset = 0
-        for buffer in self.plan.buffers:
-            if buffer.kind == "input":
-                continue
-            place, memory = (offset, arena) if buffer.kind == "output" else (buffer.offset, scratch)
-            views = []
-            for m in range(buffer.n or 1):
-                shape = tuple(extent_of(d, self.capacity, m) for d in buffer.aval.shape)
-                dtype = DTYPES[buffer.aval.dtype]
-                count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-                views.append(memory[place : place + count].view(dtype).reshape(shape))
-                place += member_bytes(buffer, self.capacity, m)
-            if buffer.kind == "output":
-                offset = place
-            self._memory[buffer] = views
+    def _capture(self, padded: tuple[int, ...], bound: Binding) -> Executable:
+        raise NotImplementedError
 
     @property
     def total_bytes(self) -> int:
         """Persistent, scratch and staging memory."""
-        return self.output_bytes + self.plan.scratch_bytes + self.placement.nbytes
+        raise NotImplementedError
 
-    def _views(self, padded: Mapping[str, int]) -> dict[Key, np.ndarray]:
+    def _staging_views(self, raw: np.ndarray) -> dict[Key, np.ndarray]:
+        """The host inputs in a staging buffer."""
         views: dict[Key, np.ndarray] = {}
-        for out, buffer in self.plan.outputs:
-            for m, array in enumerate(self._memory[buffer]):
-                cut: Any = [slice(0, extent_of(d, padded, m)) for d in buffer.aval.shape]
-                key: Key = out.name if out.groups is None else (out.name, out.groups[m])
-                views[key] = array[(*cut, ...)]
+        for slot in self.placement.slots:
+            shape = tuple(extent_of(d, self.capacity, slot.member) for d in slot.node.aval.shape)
+            part = raw[slot.offset : slot.offset + slot.nbytes]
+            groups, name = slot.node.param("groups"), slot.node.param("name")
+            key: Key = name if groups is None else (name, groups[slot.member])
+            views[key] = part.view(DTYPES[slot.node.aval.dtype]).reshape(shape)
         return views
+
+    def _addresses(self, arrays: Mapping[InputKey, Any]) -> tuple[Any, ...]:
+        return tuple(
+            (key, self.memory.address(a), self.memory.layout(a).strides)
+            for key, a in sorted(arrays.items(), key=str)
+        )
+
+    def _placed(self, bound: Binding, staging: int) -> Callable[[Buffer, int], tuple[int, int]]:
+        """Where inputs are: (address, row stride) of a buffer's member."""
+        offsets = {(slot.node.param("name"), slot.member): slot for slot in self.placement.slots}
+
+        def place(buffer: Buffer, m: int) -> tuple[int, int]:
+            slot = offsets.get((buffer.name, m))
+            if slot is not None:
+                shape = slot.node.aval.shape
+                width = extent_of(shape[1], self.capacity, m) if len(shape) == 2 else 0
+                return staging + slot.offset, width
+            group = None if buffer.groups is None else buffer.groups[m]
+            array = bound.arrays[buffer.name, group]
+            return self.memory.address(array), row_stride(self.memory, array)
+
+        return place
 
     # -- binding
 
@@ -139,42 +125,43 @@ class Compiled:
                 known = sorted(n if g is None else f"{n}[{g}]" for n, g in self._wanted)
                 raise BindError(f"no device or state input {_label(key)!r}; there are {known}")
             new[key] = self._checked(key, array)
-        binding = Binding(new)
+        binding = Binding(new, self._addresses(new))
         with self._lock:
-            if binding.addresses() != self._bound.addresses():
+            if binding.addresses != self._bound.addresses:
                 if self._executables and name in {n for n, _ in self._bound.arrays}:
                     self.stats.rebinds += 1
                     log.info("stepgraph: input %r was bound to other addresses", name)
                 known_binding = next(
                     (
-                        e._bound
+                        e.bound
                         for e in self._executables.values()
-                        if e._bound.addresses() == binding.addresses()
+                        if e.bound.addresses == binding.addresses
                     ),
                     None,
                 )
                 self._bound = known_binding or binding
 
-    def _checked(self, key: InputKey, array: Any) -> np.ndarray:
+    def _checked(self, key: InputKey, array: Any) -> Any:
         node, m = self._wanted[key]
         aval, label = node.aval, _label(key)
         try:
-            view = array if isinstance(array, np.ndarray) else np.from_dlpack(array)
-        except Exception as err:
-            raise BindError(
-                f"input {label!r}: {type(array).__name__} has no CPU memory to bind: {err}"
-            ) from None
+            view = self.memory.adopt(array)
+        except BindError as err:
+            raise BindError(f"input {label!r}: {err}") from None
+        have = self.memory.layout(view)
         shape = tuple(extent_of(d, self.capacity, m) for d in aval.shape)
-        if view.dtype != DTYPES[aval.dtype]:
-            raise BindError(f"input {label!r} is {view.dtype}, the graph wants {aval.dtype}")
-        if view.ndim != len(shape) or any(h < w for h, w in zip(view.shape, shape, strict=True)):
-            raise BindError(f"input {label!r} has shape {view.shape}, the step reads up to {shape}")
-        item = view.dtype.itemsize
+        if have.dtype != aval.dtype:
+            raise BindError(f"input {label!r} is {have.dtype}, the graph wants {aval.dtype}")
+        fits = len(have.shape) == len(shape) and all(map(operator.ge, have.shape, shape))
+        if not fits:
+            raise BindError(f"input {label!r} has shape {have.shape}, the step reads up to {shape}")
         # the stride of a dim of extent 1 says nothing
-        gaps = view.ndim and view.shape[-1] > 1 and view.strides[-1] != item
-        if view.size and (gaps or (view.ndim and view.strides[0] % item)):
-            raise BindError(f"input {label!r}: rows must be contiguous, strides are {view.strides}")
-        if node.param("kind") == "state" and not view.flags.writeable:
+        gaps = have.shape and have.shape[-1] > 1 and have.strides[-1] != 1
+        if 0 not in have.shape and (gaps or -1 in have.strides[:1]):
+            raise BindError(
+                f"input {label!r}: rows must be contiguous, strides are {have.strides} elements"
+            )
+        if node.param("kind") == "state" and not have.writeable:
             raise BindError(f"input {label!r} is updated in place, but the array is read-only")
         return view
 
@@ -203,7 +190,7 @@ class Compiled:
                 return found
             if missing := [_label(k) for k in self._wanted if k not in self._bound.arrays]:
                 raise BindError(f"inputs never bound: {', '.join(sorted(missing))}; use bind()")
-            found = Executable(self, tuple(shape), self._bound)
+            found = self._capture(tuple(shape), self._bound)
             self._executables[key] = found
             self.stats.captures += 1
             while len(self._executables) > self.max_executables:
@@ -268,47 +255,6 @@ class Compiled:
                 raise BindError(f"input {key!r} is {array.dtype}, the graph wants {staged.dtype}")
         staged[tuple(slice(0, n) for n in array.shape)] = array
 
-    # -- capture
-
-    def _context(
-        self, padded: Mapping[str, int], bound: Binding
-    ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """The context that the native function reads: see lower/source.py."""
-        tables: list[np.ndarray] = []
-
-        def table(rows: Any) -> int:
-            array = np.asarray(rows, np.int64)
-            tables.append(array)
-            return int(array.ctypes.data)
-
-        words = []
-        for slot in self.source.slots:
-            if isinstance(slot, source.Staging):
-                words.append(self._staging.ctypes.data)
-            elif isinstance(slot, source.Padded):
-                words.append(padded[slot.dim])
-            elif isinstance(slot, source.Count):
-                words.append(slot.n)
-            elif isinstance(slot, source.Ints):
-                words.append(table([list(row) or [0] for row in slot.rows]))
-            else:
-                arrays = [self._array(slot.buffer, m, bound) for m in slot.members]
-                words.append(table([(a.ctypes.data, _row_stride(a)) for a in arrays]))
-        return np.asarray(words, np.int64), tables
-
-    def _array(self, buffer: Buffer, m: int, bound: Binding) -> np.ndarray:
-        if buffer.kind != "input":
-            return self._memory[buffer][m]
-        group = None if buffer.groups is None else buffer.groups[m]
-        key: Key = buffer.name if group is None else (buffer.name, group)
-        return self.inputs[key] if key in self.inputs else bound.arrays[buffer.name, group]
-
-    def __str__(self) -> str:
-        return f"{self.plan}\n{self.placement}"
-
-    def __repr__(self) -> str:
-        return f"<Compiled step: {len(self.schedule.nests)} nests, {self.stats}>"
-
 
 def compile(
     graph: Graph,
@@ -326,9 +272,11 @@ def compile(
     on_pass(name, graph): called with the graph after each pass.
     Raises CompileError, naming stage and line, for a graph that cannot run safely.
     """
+    from .host import HostStep
+
     if target != "cpu":
         raise CompileError(f"no target {target!r}; there is 'cpu'")
-    return Compiled(graph, capacity, buckets, max_executables, on_pass)
+    return HostStep(graph, capacity, buckets, max_executables, on_pass)
 
 
 def _check_capacity(graph: Graph, capacity: Mapping[str, int]) -> None:
@@ -353,17 +301,6 @@ def _ladder(dim: str, capacity: int, buckets: Mapping[str, Sequence[int]] | None
     while ladder[-1] < capacity:
         ladder.append(min(2 * ladder[-1], capacity))
     return ladder
-
-
-def _aligned(nbytes: int) -> np.ndarray:
-    """Zeroed bytes that start at a cache line."""
-    raw = np.zeros(max(nbytes, 1) + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + max(nbytes, 1)]
-
-
-def _row_stride(array: np.ndarray) -> int:
-    return array.strides[0] // array.itemsize if array.ndim == 2 else 0
 
 
 def _label(key: InputKey) -> str:

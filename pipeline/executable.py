@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from .errors import CaptureError
 from .oracle import Key
-
-if TYPE_CHECKING:
-    from .compiled import Compiled
 
 InputKey: TypeAlias = "tuple[str, str | None]"
 
@@ -60,51 +57,42 @@ class Outputs(Mapping[Key, np.ndarray]):
         return int(self[name].item())
 
 
-class Executable:
-    """One captured batch shape. `replay(*actual extents)` writes every output, padded."""
+@dataclass(frozen=True, eq=False)
+class Binding:
+    """The arrays bound to device and state inputs, kept alive with every executable that uses them,
+    and their addresses and strides."""
 
-    def __init__(self, step: Compiled, padded: tuple[int, ...], bound: Binding) -> None:
-        self.padded = dict(zip(step.graph.dims, padded, strict=True))
-        self._step = step
-        self._limits = padded
-        self._bound = bound
-        self._context, self._tables = step._context(self.padded, bound)
-        self._address = self._context.ctypes.data
-        self._call = step._native.call
-        self._header = step._header
-        self.outputs = Outputs(step._views(self.padded))
+    arrays: dict[InputKey, Any]
+    addresses: tuple[Any, ...]
+
+
+class Executable:
+    """One captured batch shape. `replay(*actual extents)` writes every output, padded.
+
+    padded: {dim: padded extent}; outputs: what replay returns.
+    """
+
+    padded: dict[str, int]
+    outputs: Outputs
+    bound: Binding
 
     def replay(self, *extents: int) -> Outputs:
         """Run the step for the staged inputs and these actual extents (in the order of graph.dims).
 
         Raises CaptureError if an extent does not fit this shape, or an input was bound anew.
         """
-        step = self._step
-        if step._bound is not self._bound:
-            raise CaptureError(
-                "an input was bound to another array after this executable was captured; ask "
-                "executable() for one with the new addresses"
-            )
-        if len(extents) != len(self._limits):
-            raise CaptureError(f"extents of {step.graph.dims} are needed, got {extents}")
-        header = self._header
-        for k, limit in enumerate(self._limits):
-            if not 0 <= extents[k] <= limit:
-                raise CaptureError(
-                    f"{step.graph.dims[k]}={extents[k]} does not fit the captured extent {limit}"
-                )
-            header[k] = extents[k]
-        self._call(self._address)
-        step.stats.replays += 1
-        return self.outputs
+        raise NotImplementedError
 
 
-@dataclass(frozen=True, eq=False)
-class Binding:
-    """The arrays bound to device and state inputs, kept alive with every executable that uses
-    them."""
+def wrong_extents(dims: Sequence[str], limits: Sequence[int], given: Sequence[int]) -> CaptureError:
+    """The error for extents that do not fit a captured shape."""
+    if len(given) != len(limits):
+        return CaptureError(f"extents of {tuple(dims)} are needed, got {tuple(given)}")
+    k = next(k for k, limit in enumerate(limits) if not 0 <= given[k] <= limit)
+    return CaptureError(f"{dims[k]}={given[k]} does not fit the captured extent {limits[k]}")
 
-    arrays: dict[InputKey, np.ndarray]
 
-    def addresses(self) -> tuple[Any, ...]:
-        return tuple((k, a.ctypes.data, a.strides) for k, a in sorted(self.arrays.items(), key=str))
+REBOUND = (
+    "an input was bound to another array after this executable was captured; ask executable() for "
+    "one with the new addresses"
+)

@@ -22,12 +22,12 @@ STEPS = [s for s in recordings.run(GROUPS, 40) if s.ints["num_reqs"]]
 # Before the command runs: recurrent groups read the column behind the right one.
 MISCOMPILE = """
 from dataclasses import replace
-from stepgraph.pipeline import compiled
-right = compiled.cpu.generate
+from stepgraph.pipeline import host
+right = host.cpu.generate
 def wrong(plan):
     source = right(plan)
     return replace(source, text=source.text.replace("div32(", "1 + div32("))
-compiled.cpu.generate = wrong
+host.cpu.generate = wrong
 """
 HIDE_MATPLOTLIB = "import sys; sys.modules['matplotlib'] = None\n"
 

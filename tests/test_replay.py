@@ -13,7 +13,7 @@ import pytest
 
 from stepgraph import Group
 from stepgraph.demo_peers import Eager
-from stepgraph.pipeline import compiled
+from stepgraph.pipeline import host
 from stepgraph.pipeline.lower import cpu
 from stepgraph.pipeline.lower.source import Source
 from stepgraph.progress import Progress
@@ -56,7 +56,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
         assert old in source.text
         return replace(source, text=source.text.replace(old, new))
 
-    monkeypatch.setattr(compiled.cpu, "generate", wrong)
+    monkeypatch.setattr(host.cpu, "generate", wrong)
 
 
 def test_a_miscompiled_stage_is_counted_in_each_step_and_group(

@@ -19,7 +19,7 @@ from stepgraph.pipeline.passes.fusion import Nest
 from stepgraph.pipeline.primitives import PRIMITIVES
 
 from .scalar import WIDTH, Dialect, expression
-from .source import Ints, Slot, Staging, Table
+from .source import Count, Ints, Slot, Staging, Table
 
 LOOPS = ("", "", "i", "j")
 
@@ -251,15 +251,13 @@ class Emitter:
             for op in operands
         ]
         tables += [Table(self.plan.home[node, r], tuple(range(n))) for r in range(len(node.avals))]
-        args = [str(n) if target != "cpu" else self.count(n)]
+        args = [self.count(n)]
         args += [self.symbol(dim) for dim in kernel.extents([op.aval for op in operands])]
         args += [self.slot(t) for t in tables] + [self.slot(Ints(tuple(rows)))]
         return f"kernel_{kernel.name}({', '.join(args)})"
 
     def count(self, n: int) -> str:
         """The number of members, kept out of the text: 10 and 46 groups share one."""
-        from .source import Count
-
         return self.slot(Count(n))
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from stepgraph.pipeline.passes.buffers import Buffer
+from stepgraph.pipeline.passes.levels import Item
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,10 @@ Slot: TypeAlias = "Staging | Padded | Count | Table | Ints"
 
 @dataclass
 class Source:
-    """Generated text, what its context holds, and the kernels it calls (name ->
-    module:function)."""
+    """Generated text, what its context holds, the kernels it calls (name -> module:function), and
+    for a device the levels that a launch chooses from."""
 
     text: str
     slots: list[Slot]
     kernels: dict[str, str]
+    levels: list[list[Item]] = field(default_factory=list)

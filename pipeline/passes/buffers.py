@@ -156,8 +156,13 @@ def _scratch(plan: Plan) -> None:
             if not direct or not _local(schedule, use, nest):
                 _keep(plan, use)
         for fill in plan.fills[i]:
-            if isinstance(fill.pad, Use) and fill.pad.node.prim != "input" and fill.pad.node.n:
-                _keep(plan, fill.pad)
+            pad = fill.pad
+            if (
+                isinstance(pad, Use)
+                and pad.node.prim != "input"
+                and not _in_register(schedule, pad)
+            ):
+                _keep(plan, pad)
         for node in nest.nodes:
             if _opaque(node):
                 for result in range(len(node.avals)):
@@ -173,19 +178,22 @@ def reads(schedule: Schedule, nest: Nest) -> Iterator[tuple[Use, bool]]:
             if use.node in schedule.inlined:
                 yield from visit(use.node, False)
             elif use.node.prim != "input":
-                yield use, direct or _step_scalar(use)
+                yield use, direct or _in_register(schedule, use)
 
     for node in nest.nodes:
         yield from visit(node, True)
 
 
-def _step_scalar(use: Use) -> bool:
-    """Scalars of the whole step stay in registers."""
-    return use.node.n is None and not use.aval.shape and not _opaque(use.node)
+def _in_register(schedule: Schedule, use: Use) -> bool:
+    """Does every nest have the value without a load? On the CPU, scalars of the whole step."""
+    if use.node in schedule.inlined:
+        return True
+    scalar = use.node.n is None and not use.aval.shape and not _opaque(use.node)
+    return scalar and not schedule.device
 
 
 def _local(schedule: Schedule, use: Use, nest: Nest) -> bool:
-    return _step_scalar(use) or schedule.in_scalar(use, nest)
+    return _in_register(schedule, use) or schedule.in_scalar(use, nest)
 
 
 def _opaque(node: Node) -> bool:
@@ -212,7 +220,8 @@ def member_bytes(buffer: Buffer, capacity: Mapping[str, int], m: int) -> int:
 
 
 def _place_scratch(plan: Plan, capacity: Mapping[str, int]) -> None:
-    """Linear scan: scratch whose last reader is done gives its bytes to a later value."""
+    """Linear scan: scratch whose last reader is done gives its bytes to a later value; not on a
+    device, where nests run side by side."""
     scratch = [b for b in plan.buffers if b.kind == "scratch"]
     for buffer in scratch:
         buffer.last = buffer.first
@@ -226,7 +235,11 @@ def _place_scratch(plan: Plan, capacity: Mapping[str, int]) -> None:
     placed: list[tuple[Buffer, int]] = []
     for buffer in sorted(scratch, key=lambda b: b.first):
         size = sum(member_bytes(buffer, capacity, m) for m in range(buffer.n or 1))
-        busy = sorted((b.offset, b.offset + s) for b, s in placed if b.last >= buffer.first)
+        busy = sorted(
+            (b.offset, b.offset + s)
+            for b, s in placed
+            if b.last >= buffer.first or plan.schedule.device
+        )
         offset = 0
         for start, end in busy:
             if offset + size <= start:

@@ -6,6 +6,9 @@ places,
 is stored, unless it is cheap to compute again (`inlined`: broadcasts, counters and one-cycle
 arithmetic that only other spaces read). Kernels, scatters and ragged primitives are nests of their
 own.
+
+For a device (`device=True`) a scalar of the whole step is computed again by each thread that wants
+it, where the CPU keeps it in a register between nests.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ class Schedule:
     nests: list[Nest]
     nest_of: dict[Node, int]
     inlined: frozenset[Node]
+    device: bool = False
 
     def __str__(self) -> str:
         return "\n".join(f"nest {i}: {nest}" for i, nest in enumerate(self.nests))
@@ -79,10 +83,14 @@ CHEAP = frozenset(
 )
 
 
-def fusion(graph: Graph) -> Schedule:
+# What a scalar of the whole step may be made of to be computed again.
+AGAIN = CHEAP | {"mul", "floordiv", "mod", "gather"}
+
+
+def fusion(graph: Graph, device: bool = False) -> Schedule:
     """Schedule `graph` into loop nests."""
     graph = _explicit_copies(graph)
-    inlined = _inlined(graph)
+    inlined = _inlined(graph, device)
     nests: list[Nest] = []
     nest_of: dict[Node, int] = {}
 
@@ -124,10 +132,10 @@ def fusion(graph: Graph) -> Schedule:
             nests.append(Nest(n, shape, opaque=opaque))
         nests[place].nodes.append(node)
         nest_of[node] = place
-    return Schedule(graph, nests, nest_of, inlined)
+    return Schedule(graph, nests, nest_of, inlined, device)
 
 
-def _inlined(graph: Graph) -> frozenset[Node]:
+def _inlined(graph: Graph, device: bool) -> frozenset[Node]:
     """Cheap nodes that no output stores, no reader needs in memory and no reader's nest
     computes."""
     readers: dict[Node, list[tuple[Node, int, Use]]] = {}
@@ -135,19 +143,22 @@ def _inlined(graph: Graph) -> frozenset[Node]:
         for position, op in enumerate(node.operands):
             if isinstance(op, Use):
                 readers.setdefault(op.node, []).append((node, position, op))
-    stored = {
-        use.node for out in graph.outputs for use in (out.use, out.pad) if isinstance(use, Use)
-    }
+    stored = {out.use.node for out in graph.outputs}
+    pads = {out.pad.node for out in graph.outputs if isinstance(out.pad, Use)}
 
     def candidate(node: Node) -> bool:
-        if node.prim not in CHEAP or node in stored or (node.n is None and not node.aval.shape):
+        step_scalar = node.n is None and not node.aval.shape
+        if node in stored or (node in pads and not (device and step_scalar)):
+            return False
+        if node.prim not in (AGAIN if step_scalar else CHEAP) or (step_scalar and not device):
             return False
         for reader, position, use in readers.get(node, []):
             primitive = PRIMITIVES[reader.prim]
             if primitive.loop == "opaque" or (reader.prim == "gather" and position == 0):
                 return False
             together = (
-                node.prim not in ("broadcast", "iota")
+                not step_scalar
+                and node.prim not in ("broadcast", "iota")
                 and primitive.aligned(position)
                 and _space(reader) == _space(node)
                 and use.pick is None
