@@ -261,22 +261,35 @@ def compile(
     capacity: Mapping[str, int],
     *,
     target: str = "cpu",
+    device: Any = None,
     buckets: Mapping[str, Sequence[int]] | None = None,
     max_executables: int = 256,
     on_pass: Any = None,
 ) -> Compiled:
     """Compile `graph` for extents up to `capacity`, e.g. {"B": 256, "T": 8192}.
 
+    target: "cpu"; or "cuda" (CUDA C++, needs CuPy), "numba-cuda", "triton": on a CUDA device, with
+        torch. device: the CUDA device, as torch names it (default: the current one).
     buckets: per dim the padded extents that steps are rounded up to (default: powers of two up to
         the capacity). max_executables: batch shapes kept captured (least recently used go first).
     on_pass(name, graph): called with the graph after each pass.
     Raises CompileError, naming stage and line, for a graph that cannot run safely.
     """
-    from .host import HostStep
+    if target == "cpu":
+        from .host import HostStep
 
-    if target != "cpu":
-        raise CompileError(f"no target {target!r}; there is 'cpu'")
-    return HostStep(graph, capacity, buckets, max_executables, on_pass)
+        return HostStep(graph, capacity, buckets, max_executables, on_pass)
+    from .device import DeviceStep
+    from .targets import target_of
+
+    found = target_of(target)
+    if device is None or isinstance(device, (int, str)) or not hasattr(device, "launch"):
+        from .cuda.device import CudaDevice
+
+        device = CudaDevice(target, device)
+    return DeviceStep(
+        graph, capacity, buckets, max_executables, on_pass, target, found.generate(), device
+    )
 
 
 def _check_capacity(graph: Graph, capacity: Mapping[str, int]) -> None:

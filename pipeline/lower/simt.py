@@ -103,14 +103,16 @@ class Simt(Emitter):
         """One thread per element."""
         lines = self.body.lines
         inner = [*lines[2], *lines[3]]
-        return [*lines[0], self.flat(self.nest.n, self.nest.shape, lines[1], inner)]
+        loop = self.flat(self.nest.n, self.nest.shape, lines[1], inner)
+        return [*lines[0], loop]
 
     def by_row(self) -> list[Any]:
         """One thread per row; the last dim in order."""
         lines, after = self.body.lines, self.body.after
         stop = self.extent(self.nest.shape[1])[0]
         inner = [*lines[2], For("j", "0", stop, "1", lines[3] + after[3]), *after[2]]
-        return [*lines[0], self.flat(self.nest.n, self.nest.shape[:1], lines[1], inner)]
+        loop = self.flat(self.nest.n, self.nest.shape[:1], lines[1], inner)
+        return [*lines[0], loop]
 
     def by_block(self) -> list[Any]:
         """One block per member. A thread past the end repeats the last element and neither stores

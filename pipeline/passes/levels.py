@@ -45,7 +45,9 @@ def levels(plan: Plan) -> list[list[Item]]:
             for r in range(len(node.avals)):
                 home = plan.home.get((node, r))
                 if home is not None and home.kind == "input":
-                    before[item] |= {*readers.get(home, []), *([writer[home]] * (home in writer))}
+                    before[item].update(readers.get(home, []))
+                    if home in writer:
+                        before[item].add(writer[home])
                     writer[home] = item
         for b in read:
             readers.setdefault(b, []).append(item)

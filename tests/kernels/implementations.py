@@ -6,13 +6,14 @@ a line in IMPLEMENTATIONS.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 import stepgraph as sg
 from stepgraph.kernels import KERNELS
+from tests.device.host_device import HostCuda, has_compiler
 
 Arrays = Sequence[np.ndarray]
 Params = dict[str, Any]
@@ -62,14 +63,20 @@ class Reference:
 class CompiledStep:
     """A target of the compiler: a step that is nothing but the kernel."""
 
-    def __init__(self, target: str) -> None:
-        self.target = target
+    def __init__(self, target: str, device: Callable[[], Any] = lambda: None) -> None:
+        self.target, self.device = target, device
 
     def _compile(self, step: Any, tables: Arrays, counts: Arrays, **extents: int) -> sg.Compiled:
         groups = [sg.Group(f"g{i}", max_blocks=t.shape[1]) for i, t in enumerate(tables)]
         capacity = {name: max(n, 1) + 3 for name, n in extents.items()}
         buckets = {name: [n] for name, n in capacity.items()}
-        compiled = sg.compile(sg.trace(step, groups), capacity, target=self.target, buckets=buckets)
+        compiled = sg.compile(
+            sg.trace(step, groups),
+            capacity,
+            target=self.target,
+            device=self.device(),
+            buckets=buckets,
+        )
         names = [g.name for g in groups]
         compiled.bind("table", dict(zip(names, tables, strict=True)))
         if counts:
@@ -133,3 +140,5 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "reference": Reference(),
     "cpu": CompiledStep("cpu"),
 }
+if has_compiler():
+    IMPLEMENTATIONS["cuda on the host"] = CompiledStep("cuda", HostCuda)

@@ -1,14 +1,17 @@
-"""The CPU target equals the oracle bit for bit, on random graphs and random steps."""
+"""Each target equals the oracle bit for bit, on random graphs and random steps."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 import stepgraph as sg
+from tests.device.host_device import HostCuda, has_compiler
 
 from .random_graphs import random_groups, random_step
 
@@ -27,21 +30,20 @@ def fill(array: np.ndarray, rng: np.random.Generator) -> None:
         array[...] = np.sort(values) if array.ndim and rng.random() < 0.5 else values
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.integers(0, 2**32))
-def test_cpu_target_equals_the_oracle(seed: int) -> None:
+def check(seed: int, target: str, device: Any = None, steps: int = 6) -> None:
+    """A random graph on a target: `steps` random steps, each equal to the oracle's."""
     groups = random_groups(random.Random(seed))
     try:
         graph = sg.trace(random_step(seed), groups)
     except sg.TraceError as err:  # e.g. a literal that does not fit: tracing refused it
         note(str(err))
         return
-    compiled = sg.compile(graph, CAPACITY)
+    compiled = sg.compile(graph, CAPACITY, target=target, device=device)
     rng = np.random.default_rng(seed)
     tables = {g.name: np.zeros((9, g.max_blocks), np.int32) for g in groups}
     if groups:
         compiled.bind("table", tables)
-    for _ in range(6):
+    for _ in range(steps):
         extents = {"B": int(rng.integers(0, 13)), "T": int(rng.integers(0, 21))}
         for array in [*compiled.inputs.values(), *tables.values()]:
             fill(array, rng)
@@ -52,3 +54,16 @@ def test_cpu_target_equals_the_oracle(seed: int) -> None:
         for key, array in want.items():
             assert (out[key].dtype, out[key].shape) == (array.dtype, array.shape), key
             np.testing.assert_array_equal(out[key], array, err_msg=f"{key} at {extents}\n{graph}")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**32))
+def test_cpu_target_equals_the_oracle(seed: int) -> None:
+    check(seed, "cpu")
+
+
+@pytest.mark.skipif(not has_compiler(), reason="needs g++ to run CUDA C++ on the host")
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**32))
+def test_cuda_source_equals_the_oracle(seed: int) -> None:
+    check(seed, "cuda", HostCuda(threads=8))
