@@ -183,6 +183,8 @@ class DeviceExecutable(Executable):
             ]
             views.update(step.host_program.views(self.padded))
         self.outputs = Outputs(views)
+        # Once outside the capture, which may not load a module: no level, so nothing is written.
+        device.launch(step.kernel, self._address, 1, 0, 1)
         self._replay = device.capture(self.enqueue)
 
     def replay(self, *extents: int) -> Outputs:

@@ -13,8 +13,8 @@ from .passes.buffers import Plan
 
 @dataclass(frozen=True)
 class Target:
-    """generator: module whose `generate(plan)` prints the source. loader: module whose
-    `load(source)` gives the kernel and `launch(kernel, ...)` starts it on a CUDA stream. needs: what
+    """generator: module whose `generate(plan)` prints the source. loader: module with `require()`,
+    `load(source)`, which gives the kernel, and `launch(kernel, ...)` on a CUDA stream. needs: what
     to install."""
 
     generator: str

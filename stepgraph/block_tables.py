@@ -12,6 +12,7 @@ is queued to the tables in one kernel call. Nothing is read back from the tables
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -38,6 +39,7 @@ class BlockTables:
 
     groups: as given to `trace`. max_reqs: rows. pool_blocks: blocks that each group's allocator
         has (one number, or {group name: number}); a block id is then below it.
+    target, device: where the tables live, as for `compile`.
     block_table: {group name: int32 (max_reqs, max_blocks)}; num_blocks: {group name: int32
         (max_reqs,)}: the arrays that steps read. Past a row's own blocks the table holds block 0.
 
@@ -54,6 +56,8 @@ class BlockTables:
         max_reqs: int,
         *,
         pool_blocks: int | Mapping[str, int] | None = None,
+        target: str = "cpu",
+        device: Any = None,
     ) -> None:
         self.groups = tuple(groups)
         self.max_reqs = max_reqs
@@ -68,9 +72,6 @@ class BlockTables:
             min(pool_blocks[g.name], 2**31 * (g.kernel_block_size or g.block_size) // g.block_size)
             for g in self.groups
         ]
-        shapes = {g.name: (max_reqs, g.max_blocks) for g in self.groups}
-        self.block_table = {name: np.zeros(shape, np.int32) for name, shape in shapes.items()}
-        self.num_blocks = {g.name: np.zeros(max_reqs, np.int32) for g in self.groups}
         # The host's side, with what is queued: blocks per row of each group, rows in use, updates.
         self._counts = [[0] * max_reqs for _ in self.groups]
         self._in_use = [False] * max_reqs
@@ -78,7 +79,15 @@ class BlockTables:
         graph = trace(lambda s: stages.update_tables(s, max_reqs), self.groups)
         ids = max(MAX_IDS, *(g.max_blocks for g in self.groups))
         capacity = {"U": MAX_UPDATES, "N": ids}
-        self._step = compile(graph, capacity, buckets={d: [n] for d, n in capacity.items()})
+        buckets = {d: [n] for d, n in capacity.items()}
+        self._step = compile(graph, capacity, target=target, device=device, buckets=buckets)
+        memory = self._step.memory
+
+        def zeros(*shape: int) -> Any:
+            return memory.view(memory.zeros(4 * math.prod(shape)), 0, "int32", shape)
+
+        self.block_table = {g.name: zeros(max_reqs, g.max_blocks) for g in self.groups}
+        self.num_blocks = {g.name: zeros(max_reqs) for g in self.groups}
         self.bind(self._step)
 
     # -- updates, for all groups at once
