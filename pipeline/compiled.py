@@ -15,8 +15,8 @@ import numpy as np
 
 from . import passes
 from .errors import BindError, CaptureError, CompileError
-from .executable import Binding, Executable, InputKey, Outputs, Stats
-from .ir import DTYPES, Graph, extent_of
+from .executable import Binding, Executable, InputKey, Outputs, Stats, as_integer
+from .ir import DTYPES, Aval, Graph, extent_of
 from .memory import Memory
 from .oracle import Key
 from .passes.buffers import Buffer
@@ -50,6 +50,10 @@ class Compiled:
         self.source_graph = graph
         self.graph = passes.run(graph, on_pass)
         self.capacity = {d: int(capacity[d]) for d in self.graph.dims}
+        if unknown := sorted(set(buckets or ()) - set(self.graph.dims)):
+            raise CompileError(f"buckets name {unknown}; the dims are {list(self.graph.dims)}")
+        if max_executables < 1:
+            raise CompileError(f"max_executables must be at least 1, got {max_executables}")
         self.buckets = {d: _ladder(d, self.capacity[d], buckets) for d in self.graph.dims}
         self.placement = placement(self.graph, self.capacity)
         self.stats = Stats()
@@ -62,6 +66,7 @@ class Compiled:
             if node.param("kind") != "host"
             for m in range(node.n or 1)
         }
+        self._host_avals = self._host_inputs()
         self._bound = Binding({}, ())
 
     # -- what a target adds
@@ -84,6 +89,14 @@ class Compiled:
             key: Key = name if groups is None else (name, groups[slot.member])
             views[key] = part.view(DTYPES[slot.node.aval.dtype]).reshape(shape)
         return views
+
+    def _host_inputs(self) -> dict[Key, tuple[Aval, int]]:
+        found: dict[Key, tuple[Aval, int]] = {}
+        for slot in self.placement.slots:
+            groups, name = slot.node.param("groups"), slot.node.param("name")
+            key: Key = name if groups is None else (name, groups[slot.member])
+            found[key] = (slot.node.aval, slot.member)
+        return found
 
     def _addresses(self, arrays: Mapping[InputKey, Any]) -> tuple[Any, ...]:
         return tuple(
@@ -172,16 +185,16 @@ class Compiled:
 
         Raises CaptureError for an extent above the capacity, BindError for an input never bound.
         """
+        self._check_dims(padded)
         shape = []
         for dim in self.graph.dims:
-            if dim not in padded:
-                raise CaptureError(f"the padded extent of {dim} is missing")
-            if not 0 <= padded[dim] <= self.capacity[dim]:
+            size = _integer(dim, padded[dim])
+            if not 0 <= size <= self.capacity[dim]:
                 raise CaptureError(
-                    f"{dim}={padded[dim]} is outside the capacity 0..{self.capacity[dim]}; compile "
-                    "with a larger capacity"
+                    f"{dim}={size} is outside the capacity 0..{self.capacity[dim]}; compile with a "
+                    "larger capacity"
                 )
-            shape.append(int(padded[dim]))
+            shape.append(size)
         key = (tuple(shape), id(self._bound))
         with self._lock:
             found = self._executables.get(key)
@@ -200,17 +213,24 @@ class Compiled:
 
     def bucket(self, **extents: int) -> dict[str, int]:
         """The padded extents that a step of these actual extents runs with."""
+        self._check_dims(extents)
         out = {}
         for dim in self.graph.dims:
             ladder, actual = self.buckets[dim], extents[dim]
             at = bisect_left(ladder, actual)
             if at == len(ladder):
+                what = "capacity" if ladder[-1] == self.capacity[dim] else "greatest bucket"
                 raise CaptureError(
-                    f"{dim}={actual} is above the capacity {self.capacity[dim]}; compile with a "
-                    "larger capacity"
+                    f"{dim}={actual} is above the {what} {ladder[-1]}; compile with a larger one"
                 )
             out[dim] = ladder[at]
         return out
+
+    def _check_dims(self, extents: Mapping[str, Any]) -> None:
+        if extents.keys() != self.buckets.keys():
+            raise CaptureError(
+                f"the dims are {', '.join(self.graph.dims)}, got {', '.join(extents) or 'none'}"
+            )
 
     def __call__(self, **args: Any) -> Outputs:
         """One step: copy the host inputs to staging, pick the bucket, replay.
@@ -223,7 +243,7 @@ class Compiled:
             for dim in self.graph.dims:
                 if dim not in args:
                     raise CaptureError(f"the actual extent of {dim} is missing: step({dim}=...)")
-                extents.append(int(args.pop(dim)))
+                extents.append(_integer(dim, args.pop(dim)))
             actual = dict(zip(self.graph.dims, extents, strict=True))
             exe = self.executable(**self.bucket(**actual))
             for name, value in args.items():
@@ -238,11 +258,20 @@ class Compiled:
         staged = self.inputs.get(key)
         if staged is None:
             raise BindError(f"no host input {key!r}; there are {sorted(self.inputs, key=str)}")
-        array = np.asarray(value)
-        if array.ndim != staged.ndim or any(
-            h > w for h, w in zip(array.shape, staged.shape, strict=True)
+        try:
+            array = np.asarray(value)
+        except ValueError as err:
+            raise BindError(f"input {key!r} is no array: {err}") from None
+        aval, m = self._host_avals[key]
+        least = tuple(extent_of(d, actual, m) for d in aval.shape)
+        if array.ndim != staged.ndim or not all(
+            low <= have <= high
+            for low, have, high in zip(least, array.shape, staged.shape, strict=True)
         ):
-            raise BindError(f"input {key!r} has shape {array.shape}, staging holds {staged.shape}")
+            raise BindError(
+                f"input {key!r} has shape {array.shape}, this step reads {least} of it, staging "
+                f"holds {staged.shape}"
+            )
         if array.dtype != staged.dtype and array.size:
             info = np.iinfo(staged.dtype) if staged.dtype != np.bool_ else None
             exact = np.can_cast(array.dtype, staged.dtype) or (
@@ -300,14 +329,16 @@ def _check_capacity(graph: Graph, capacity: Mapping[str, int]) -> None:
     if unknown := [d for d in capacity if d not in graph.dims]:
         raise CompileError(f"capacity names {unknown}; the graph's dims are {list(graph.dims)}")
     for dim in graph.dims:
-        if not 1 <= capacity[dim] < 2**31 - 1:
-            raise CompileError(f"the capacity of {dim} must be 1..2^31-2, got {capacity[dim]}")
+        size = as_integer(capacity[dim])
+        if size is None or not 1 <= size < 2**31 - 1:
+            raise CompileError(f"the capacity of {dim} must be 1..2^31-2, got {capacity[dim]!r}")
 
 
 def _ladder(dim: str, capacity: int, buckets: Mapping[str, Sequence[int]] | None) -> list[int]:
     if buckets is not None and dim in buckets:
-        ladder = sorted(set(buckets[dim]))
-        if not ladder or ladder[0] < 1 or ladder[-1] > capacity:
+        sizes = {as_integer(size) for size in buckets[dim]}
+        ladder = sorted(size for size in sizes if size is not None)
+        if len(ladder) < len(sizes) or not ladder or ladder[0] < 1 or ladder[-1] > capacity:
             raise CompileError(f"buckets of {dim} must be 1..{capacity}, got {buckets[dim]}")
         return ladder
     ladder = [1]
@@ -318,3 +349,10 @@ def _ladder(dim: str, capacity: int, buckets: Mapping[str, Sequence[int]] | None
 
 def _label(key: InputKey) -> str:
     return key[0] if key[1] is None else f"{key[0]}[{key[1]}]"
+
+
+def _integer(dim: str, value: Any) -> int:
+    number = as_integer(value)
+    if number is None:
+        raise CaptureError(f"{dim} must be an integer, got {value!r}")
+    return number

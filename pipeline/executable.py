@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
@@ -54,7 +55,10 @@ class Outputs(Mapping[Key, np.ndarray]):
         return len(self._arrays)
 
     def host(self, name: Key) -> int:
-        return int(self[name].item())
+        value = self[name]
+        if len(value.shape):
+            raise KeyError(f"output {name!r} has shape {tuple(value.shape)}, it is no scalar")
+        return int(value.item())
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +90,8 @@ class Executable:
 
 def wrong_extents(dims: Sequence[str], limits: Sequence[int], given: Sequence[int]) -> CaptureError:
     """The error for extents that do not fit a captured shape."""
-    if len(given) != len(limits):
-        return CaptureError(f"extents of {tuple(dims)} are needed, got {tuple(given)}")
+    if len(given) != len(limits) or any(as_integer(n) is None for n in given):
+        return CaptureError(f"integer extents of {tuple(dims)} are needed, got {tuple(given)}")
     k = next(k for k, limit in enumerate(limits) if not 0 <= given[k] <= limit)
     return CaptureError(f"{dims[k]}={given[k]} does not fit the captured extent {limits[k]}")
 
@@ -96,3 +100,13 @@ REBOUND = (
     "an input was bound to another array after this executable was captured; ask executable() for "
     "one with the new addresses"
 )
+
+
+def as_integer(value: Any) -> int | None:
+    """A Python integer from anything that is one (NumPy's too, not bool); else None."""
+    if isinstance(value, (bool, np.bool_)):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None

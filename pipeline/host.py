@@ -87,10 +87,13 @@ class HostExecutable(Executable):
         header, limits = self._header, self._limits
         if len(extents) != len(limits):
             raise wrong_extents(step.graph.dims, limits, extents)
-        for k, limit in enumerate(limits):
-            if not 0 <= extents[k] <= limit:
-                raise wrong_extents(step.graph.dims, limits, extents)
-            header[k] = extents[k]
+        try:
+            for k, limit in enumerate(limits):
+                if not 0 <= extents[k] <= limit:
+                    raise wrong_extents(step.graph.dims, limits, extents)
+                header[k] = extents[k]
+        except TypeError:
+            raise wrong_extents(step.graph.dims, limits, extents) from None
         self._call(self._address)
         step.stats.replays += 1
         return self.outputs

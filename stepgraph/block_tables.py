@@ -13,7 +13,6 @@ is queued to the tables in one kernel call. Nothing is read back from the tables
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeAlias
@@ -24,7 +23,7 @@ from stepgraph import stages
 from stepgraph.kernels.reference import NULL_BLOCK, Op
 from stepgraph.pipeline.compiled import Compiled, compile
 from stepgraph.pipeline.errors import BindError, BlockTableError
-from stepgraph.pipeline.executable import Outputs
+from stepgraph.pipeline.executable import Outputs, as_integer
 from stepgraph.pipeline.groups import Group
 from stepgraph.pipeline.trace import trace
 
@@ -203,7 +202,7 @@ class BlockTables:
     # -- checks
 
     def _row(self, what: str, row: int, in_use: bool | None = None) -> int:
-        number = None if isinstance(row, bool) else _integer(row)
+        number = None if isinstance(row, bool) else as_integer(row)
         if number is None or not 0 <= number < self.max_reqs:
             raise BlockTableError(f"{what}: row {row!r} is not one of 0..{self.max_reqs - 1}")
         if in_use is not None and self._in_use[number] != in_use:
@@ -252,7 +251,7 @@ class BlockTables:
         least = NULL_BLOCK if drops else NULL_BLOCK + 1
         new = []
         for value in values:
-            number = value if type(value) is int else _integer(value)
+            number = value if type(value) is int else as_integer(value)
             if number is None:
                 raise BlockTableError(f"{where}: {value!r} is not a block id")
             if not least <= number < limit:
@@ -293,13 +292,3 @@ class BlockTables:
     def _drop(self, taken: list[int]) -> None:
         for queue, n in zip(self._queue, taken, strict=True):
             del queue[:n]
-
-
-def _integer(value: Any) -> int | None:
-    """A Python integer from anything that is one (NumPy's too, not bool); else None."""
-    if isinstance(value, (bool, np.bool_)):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None

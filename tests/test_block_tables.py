@@ -355,8 +355,7 @@ def test_a_step_with_less_room_than_the_update_list(tables: sg.BlockTables) -> N
     for i in range(3):
         tables.append(1, {"attn": [i + 1]})
     tables.swap_rows(0, 1)
-    none: list[int] = []
-    out = tables.run(step, B=1, T=0, rows=[0], num_computed_tokens=none, num_scheduled_tokens=none)
+    out = tables.run(step, B=1, T=0, rows=[0], num_computed_tokens=[0], num_scheduled_tokens=[0])
     assert out["block_table", "attn"].tolist() == [[6, 1, 2, 3]]
     tables.swap_rows(0, 1)
     assert tables.run(step, B=1, T=0)["block_table", "attn"].tolist() == [[4, 5, 0, 0]]
