@@ -89,6 +89,7 @@ def _targets(name: str) -> dict[str, str]:
     return {
         "cpu": f"stepgraph.kernels.cpu:{name}",
         "cuda": f"stepgraph.kernels/block_tables.cu:kernel_{name}",
+        "numba-cuda": f"stepgraph.kernels.numba_cuda:kernel_{name}",
     }
 
 

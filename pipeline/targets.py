@@ -30,7 +30,7 @@ _LOWER, _CUDA = "stepgraph.pipeline.lower", "stepgraph.pipeline.cuda"
 TARGETS: dict[str, Target] = {
     "cuda": Target(f"{_LOWER}.cuda_c", f"{_CUDA}.cupy", "CuPy: pip install 'stepgraph[cuda13]'"),
     "numba-cuda": Target(
-        f"{_LOWER}.numba_cuda", f"{_CUDA}.numba", "numba-cuda: pip install 'stepgraph[cuda13]'"
+        f"{_LOWER}.numba_cuda", f"{_CUDA}.numba_cuda", "numba-cuda: pip install 'stepgraph[cuda13]'"
     ),
     "triton": Target(f"{_LOWER}.triton", f"{_CUDA}.triton", "pip install 'stepgraph[triton]'"),
 }

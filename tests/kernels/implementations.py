@@ -13,7 +13,7 @@ import numpy as np
 
 import stepgraph as sg
 from stepgraph.kernels import KERNELS
-from tests.device.host_device import HostCuda, has_compiler
+from tests.device.available import STANDS
 
 Arrays = Sequence[np.ndarray]
 Params = dict[str, Any]
@@ -139,6 +139,5 @@ class CompiledStep:
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "reference": Reference(),
     "cpu": CompiledStep("cpu"),
+    **{name: CompiledStep(stand.target, stand.device) for name, stand in STANDS.items()},
 }
-if has_compiler():
-    IMPLEMENTATIONS["cuda on the host"] = CompiledStep("cuda", HostCuda)

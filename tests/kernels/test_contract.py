@@ -14,16 +14,22 @@ from hypothesis import strategies as st
 import stepgraph as sg
 from stepgraph.kernels import KERNELS
 from stepgraph.kernels.reference import Op
+from tests.device.available import STANDS
 
 from .implementations import IMPLEMENTATIONS, Implementation
 
 GUARD = 7_777_777
 INT_MAX = 2**31 - 1
-SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = any(stand.slow and not stand.missing for stand in STANDS.values())
+EXAMPLES = 12 if SLOW else 60
+SETTINGS = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
 def kernels(request: pytest.FixtureRequest) -> Implementation:
+    stand = STANDS.get(request.param)
+    if stand is not None and stand.missing:
+        pytest.skip(f"{stand.target}: {stand.missing}")
     return IMPLEMENTATIONS[request.param]
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 import stepgraph as sg
-from tests.device.host_device import HostCuda, has_compiler
+from tests.device.available import STANDS, Stand
 
 from .random_graphs import random_groups, random_step
 
@@ -62,8 +62,15 @@ def test_cpu_target_equals_the_oracle(seed: int) -> None:
     check(seed, "cpu")
 
 
-@pytest.mark.skipif(not has_compiler(), reason="needs g++ to run CUDA C++ on the host")
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.integers(0, 2**32))
-def test_cuda_source_equals_the_oracle(seed: int) -> None:
-    check(seed, "cuda", HostCuda(threads=8))
+@pytest.mark.parametrize("stand", STANDS.values(), ids=list(STANDS))
+def test_device_targets_equal_the_oracle(stand: Stand) -> None:
+    if stand.missing:
+        pytest.skip(f"{stand.target}: {stand.missing}")
+    examples = 8 if stand.slow else 40
+
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.integers(0, 2**32))
+    def equal(seed: int) -> None:
+        check(seed, stand.target, stand.device(), steps=2 if stand.slow else 6)
+
+    equal()
