@@ -90,6 +90,7 @@ def _targets(name: str) -> dict[str, str]:
         "cpu": f"stepgraph.kernels.cpu:{name}",
         "cuda": f"stepgraph.kernels/block_tables.cu:kernel_{name}",
         "numba-cuda": f"stepgraph.kernels.numba_cuda:kernel_{name}",
+        "triton": f"stepgraph.kernels.triton:kernel_{name}",
     }
 
 

@@ -27,12 +27,13 @@ class Target:
 
 
 _LOWER, _CUDA = "stepgraph.pipeline.lower", "stepgraph.pipeline.cuda"
+_CUPY = "CuPy: pip install 'stepgraph[cuda13]'"
+_NUMBA = "numba-cuda: pip install 'stepgraph[cuda13]'"
+_TRITON = "Triton: pip install 'stepgraph[triton]'"
 TARGETS: dict[str, Target] = {
-    "cuda": Target(f"{_LOWER}.cuda_c", f"{_CUDA}.cupy", "CuPy: pip install 'stepgraph[cuda13]'"),
-    "numba-cuda": Target(
-        f"{_LOWER}.numba_cuda", f"{_CUDA}.numba_cuda", "numba-cuda: pip install 'stepgraph[cuda13]'"
-    ),
-    "triton": Target(f"{_LOWER}.triton", f"{_CUDA}.triton", "pip install 'stepgraph[triton]'"),
+    "cuda": Target(f"{_LOWER}.cuda_c", f"{_CUDA}.cupy", _CUPY),
+    "numba-cuda": Target(f"{_LOWER}.numba_cuda", f"{_CUDA}.numba_cuda", _NUMBA),
+    "triton": Target(f"{_LOWER}.triton_tiles", f"{_CUDA}.triton", _TRITON),
 }
 
 

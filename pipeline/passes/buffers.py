@@ -156,13 +156,9 @@ def _scratch(plan: Plan) -> None:
             if not direct or not _local(schedule, use, nest):
                 _keep(plan, use)
         for fill in plan.fills[i]:
-            pad = fill.pad
-            if (
-                isinstance(pad, Use)
-                and pad.node.prim != "input"
-                and not _in_register(schedule, pad)
-            ):
-                _keep(plan, pad)
+            for use in _values(schedule, fill.pad):
+                if not _in_register(schedule, use):
+                    _keep(plan, use)
         for node in nest.nodes:
             if _opaque(node):
                 for result in range(len(node.avals)):
@@ -182,6 +178,15 @@ def reads(schedule: Schedule, nest: Nest) -> Iterator[tuple[Use, bool]]:
 
     for node in nest.nodes:
         yield from visit(node, True)
+
+
+def _values(schedule: Schedule, op: Operand) -> Iterator[Use]:
+    """The computed values that an operand is made of, through inlined nodes."""
+    if isinstance(op, Use) and op.node in schedule.inlined:
+        for inner in op.node.operands:
+            yield from _values(schedule, inner)
+    elif isinstance(op, Use) and op.node.prim != "input":
+        yield op
 
 
 def _in_register(schedule: Schedule, use: Use) -> bool:

@@ -13,12 +13,13 @@ from tests.device.host_device import HostCuda, has_compiler
 
 @dataclass(frozen=True)
 class Stand:
-    """A target and what runs it. missing: why it cannot ("" if it can). slow: a simulator's launch
-    takes a good part of a second."""
+    """A target and what runs it. missing: why it cannot ("" if it can). switch: the environment
+    variable that its simulator wants. slow: a launch takes a good part of a second."""
 
     target: str
     device: Callable[[], Any]
     missing: str
+    switch: str = ""
     slow: bool = False
 
 
@@ -43,9 +44,13 @@ def _switched(package: str, variable: str) -> str:
 STANDS = {
     "cuda by g++": Stand("cuda", HostCuda, "" if has_compiler() else "there is no g++"),
     "numba-cuda simulator": Stand(
-        "numba-cuda", _simulator, _switched("numba_cuda", "NUMBA_ENABLE_CUDASIM"), slow=True
+        "numba-cuda",
+        _simulator,
+        _switched("numba_cuda", "NUMBA_ENABLE_CUDASIM"),
+        "NUMBA_ENABLE_CUDASIM",
+        slow=True,
     ),
     "triton interpreter": Stand(
-        "triton", _interpreter, _switched("triton", "TRITON_INTERPRET"), slow=True
+        "triton", _interpreter, _switched("triton", "TRITON_INTERPRET"), "TRITON_INTERPRET"
     ),
 }
