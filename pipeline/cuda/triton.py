@@ -9,7 +9,7 @@ from typing import Any
 from stepgraph.pipeline.errors import CompileError
 from stepgraph.pipeline.lower.source import Source
 
-WARPS = 4
+OPTIONS = {"num_warps": 4, "maxnreg": 128}
 
 
 def require() -> None:
@@ -41,7 +41,7 @@ def load(source: Source) -> Any:
 
     try:
         kernel = function(source)
-        kernel.warmup(0, 0, 0, grid=(1,), num_warps=WARPS)
+        kernel.warmup(0, 0, 0, grid=(1,), **OPTIONS)
     except Exception as err:
         raise CompileError(f"Triton {triton.__version__} failed on the step: {err}") from err
     return kernel
@@ -51,4 +51,4 @@ def launch(
     kernel: Any, context: int, first: int, last: int, blocks: int, threads: int, stream: int
 ) -> None:
     """Enqueue on torch's current stream, which `stream` is."""
-    kernel[(blocks,)](context, first, last, num_warps=WARPS)
+    kernel[(blocks,)](context, first, last, **OPTIONS)

@@ -17,6 +17,12 @@ def i64(x):  # type: ignore[no-untyped-def]
 
 
 @jit
+def holds(mask):  # type: ignore[no-untyped-def]
+    """A mask as int1, which loads and stores want; some versions make wider ones of `&`."""
+    return i64(mask) != 0
+
+
+@jit
 def lanes():  # type: ignore[no-untyped-def]
     return tl.arange(0, TILE).to(tl.int64)
 
@@ -46,37 +52,37 @@ def ld8(base, index):  # type: ignore[no-untyped-def]
 def ldm1(base, index, mask, outside):  # type: ignore[no-untyped-def]
     """An element, read only where `mask` holds; `outside` elsewhere."""
     at = (base + choose(mask, index, 0)).to(tl.pointer_type(tl.int8))
-    return choose(mask, tl.load(at, mask=mask, other=0), outside)
+    return choose(mask, tl.load(at, mask=holds(mask), other=0), outside)
 
 
 @jit
 def ldm4(base, index, mask, outside):  # type: ignore[no-untyped-def]
     at = (base + 4 * choose(mask, index, 0)).to(tl.pointer_type(tl.int32))
-    return choose(mask, tl.load(at, mask=mask, other=0), outside)
+    return choose(mask, tl.load(at, mask=holds(mask), other=0), outside)
 
 
 @jit
 def ldm8(base, index, mask, outside):  # type: ignore[no-untyped-def]
     at = (base + 8 * choose(mask, index, 0)).to(tl.pointer_type(tl.int64))
-    return choose(mask, tl.load(at, mask=mask, other=0), outside)
+    return choose(mask, tl.load(at, mask=holds(mask), other=0), outside)
 
 
 @jit
 def st1(base, index, value, mask):  # type: ignore[no-untyped-def]
     at = base + choose(mask, index, 0)
-    tl.store(at.to(tl.pointer_type(tl.int8)), i64(value).to(tl.int8), mask=mask)
+    tl.store(at.to(tl.pointer_type(tl.int8)), i64(value).to(tl.int8), mask=holds(mask))
 
 
 @jit
 def st4(base, index, value, mask):  # type: ignore[no-untyped-def]
     at = base + 4 * choose(mask, index, 0)
-    tl.store(at.to(tl.pointer_type(tl.int32)), i64(value).to(tl.int32), mask=mask)
+    tl.store(at.to(tl.pointer_type(tl.int32)), i64(value).to(tl.int32), mask=holds(mask))
 
 
 @jit
 def st8(base, index, value, mask):  # type: ignore[no-untyped-def]
     at = base + 8 * choose(mask, index, 0)
-    tl.store(at.to(tl.pointer_type(tl.int64)), i64(value), mask=mask)
+    tl.store(at.to(tl.pointer_type(tl.int64)), i64(value), mask=holds(mask))
 
 
 @jit
