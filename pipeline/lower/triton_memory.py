@@ -17,9 +17,11 @@ def i64(x):  # type: ignore[no-untyped-def]
 
 
 @jit
-def holds(mask):  # type: ignore[no-untyped-def]
-    """A mask as int1, which loads and stores want; some versions make wider ones of `&`."""
-    return i64(mask) != 0
+def holds(mask, at):  # type: ignore[no-untyped-def]
+    """A mask as int1 of the shape of the addresses `at`, as loads and stores want it. (Triton 3.9's
+    interpreter leaves wider integers when it combines or broadcasts comparisons.)"""
+    wide, _ = tl.broadcast(i64(mask), at)
+    return wide != 0
 
 
 @jit
@@ -52,37 +54,37 @@ def ld8(base, index):  # type: ignore[no-untyped-def]
 def ldm1(base, index, mask, outside):  # type: ignore[no-untyped-def]
     """An element, read only where `mask` holds; `outside` elsewhere."""
     at = (base + choose(mask, index, 0)).to(tl.pointer_type(tl.int8))
-    return choose(mask, tl.load(at, mask=holds(mask), other=0), outside)
+    return choose(mask, tl.load(at, mask=holds(mask, at), other=0), outside)
 
 
 @jit
 def ldm4(base, index, mask, outside):  # type: ignore[no-untyped-def]
     at = (base + 4 * choose(mask, index, 0)).to(tl.pointer_type(tl.int32))
-    return choose(mask, tl.load(at, mask=holds(mask), other=0), outside)
+    return choose(mask, tl.load(at, mask=holds(mask, at), other=0), outside)
 
 
 @jit
 def ldm8(base, index, mask, outside):  # type: ignore[no-untyped-def]
     at = (base + 8 * choose(mask, index, 0)).to(tl.pointer_type(tl.int64))
-    return choose(mask, tl.load(at, mask=holds(mask), other=0), outside)
+    return choose(mask, tl.load(at, mask=holds(mask, at), other=0), outside)
 
 
 @jit
 def st1(base, index, value, mask):  # type: ignore[no-untyped-def]
     at = base + choose(mask, index, 0)
-    tl.store(at.to(tl.pointer_type(tl.int8)), i64(value).to(tl.int8), mask=holds(mask))
+    tl.store(at.to(tl.pointer_type(tl.int8)), i64(value).to(tl.int8), mask=holds(mask, at))
 
 
 @jit
 def st4(base, index, value, mask):  # type: ignore[no-untyped-def]
     at = base + 4 * choose(mask, index, 0)
-    tl.store(at.to(tl.pointer_type(tl.int32)), i64(value).to(tl.int32), mask=holds(mask))
+    tl.store(at.to(tl.pointer_type(tl.int32)), i64(value).to(tl.int32), mask=holds(mask, at))
 
 
 @jit
 def st8(base, index, value, mask):  # type: ignore[no-untyped-def]
     at = base + 8 * choose(mask, index, 0)
-    tl.store(at.to(tl.pointer_type(tl.int64)), i64(value), mask=holds(mask))
+    tl.store(at.to(tl.pointer_type(tl.int64)), i64(value), mask=holds(mask, at))
 
 
 @jit
