@@ -91,6 +91,7 @@ def _targets(name: str) -> dict[str, str]:
         "cuda": f"stepgraph.kernels/block_tables.cu:kernel_{name}",
         "numba-cuda": f"stepgraph.kernels.numba_cuda:kernel_{name}",
         "triton": f"stepgraph.kernels.triton:kernel_{name}",
+        "jax": f"stepgraph.kernels.jax:{name}",
     }
 
 

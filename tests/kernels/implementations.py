@@ -6,6 +6,7 @@ a line in IMPLEMENTATIONS.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -136,8 +137,50 @@ class CompiledStep:
         return out[:n]
 
 
+class Jax:
+    """The kernels for JAX, jitted, their arrays longer than the actual extents."""
+
+    def _run(self, name: str, extents: Sequence[int], arrays: Arrays, **params: Any) -> Any:
+        import jax
+
+        module, _, function = KERNELS[name].target("jax").partition(":")
+        before = jax.config.jax_enable_x64
+        jax.config.update("jax_enable_x64", True)
+        try:
+            kernel = getattr(importlib.import_module(module), function)
+            run = jax.jit(lambda extents, arrays: kernel(extents, *arrays, **params))
+            return jax.device_get(run(list(extents), list(arrays)))
+        finally:
+            jax.config.update("jax_enable_x64", before)
+
+    def update(
+        self, tables: Arrays, counts: Arrays, ops: np.ndarray, offsets: np.ndarray, ids: np.ndarray
+    ) -> None:
+        longer_ops = np.concatenate([ops, np.full((2, 5), 3, np.int32)])
+        longer_ids = np.concatenate([ids, np.full(3, 55, np.int32)])
+        for i, (table, count) in enumerate(zip(tables, counts, strict=True)):
+            arrays = (table, count, longer_ops, offsets, longer_ids)
+            new = self._run("update_block_table", (len(ops), len(ids)), arrays, group=i)
+            table[...], count[...] = new
+
+    def gather(self, tables: Arrays, counts: Arrays, rows: np.ndarray) -> list[np.ndarray]:
+        return [
+            self._run("gather_block_table", (len(rows),), (table, count, rows))
+            for table, count in zip(tables, counts, strict=True)
+        ]
+
+    def slots(
+        self, tables: Arrays, rows: np.ndarray, positions: np.ndarray, params: Sequence[Params]
+    ) -> list[np.ndarray]:
+        return [
+            self._run("slot_mapping", (len(rows),), (table, rows, positions), **own)
+            for table, own in zip(tables, params, strict=True)
+        ]
+
+
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "reference": Reference(),
+    "jax": Jax(),
     "cpu": CompiledStep("cpu"),
     **{name: CompiledStep(stand.target, stand.device) for name, stand in STANDS.items()},
 }

@@ -32,6 +32,8 @@ def kernels(request: pytest.FixtureRequest) -> Implementation:
     stand = STANDS.get(request.param)
     if stand is not None and stand.missing:
         pytest.skip(f"{stand.target}: {stand.missing}")
+    if request.param == "jax":
+        pytest.importorskip("jax", reason="JAX is not installed")
     return IMPLEMENTATIONS[request.param]
 
 
