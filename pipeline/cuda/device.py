@@ -39,6 +39,21 @@ def import_torch() -> Any:
     return torch
 
 
+class Unordered:
+    """An array whose exchange by DLPack does not wait for a stream: steps follow the caller's
+    stream anyway, and a wait inside a capture would end it."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
+        # -1: do not synchronize (array API standard); memory of the CPU has no stream at all
+        return self.array.__dlpack__(stream=None if stream is None else -1, **options)
+
+
 class TorchMemory:
     """torch tensors on one CUDA device."""
 
@@ -70,7 +85,7 @@ class TorchMemory:
             if isinstance(array, torch.Tensor):
                 view = array
             elif hasattr(array, "__dlpack__"):
-                view = torch.from_dlpack(array)
+                view = torch.from_dlpack(Unordered(array))
             else:
                 view = torch.as_tensor(array, device=self.device)
         except Exception as err:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import stepgraph as sg
+from stepgraph.pipeline.cuda.device import Unordered
 from tests.device.host_device import HostCuda, has_compiler
 
 GROUPS = [sg.Group("attn", block_size=4, max_blocks=8), sg.Group("other", "recurrent", 16, 2)]
@@ -119,3 +120,29 @@ def test_buffers_that_alternate_are_captured_twice(build: Callable[[], sg.Compil
         assert out["first", "attn"].tolist() == [1000 * (k % 2)]
     assert step.stats.captures == 2
     assert step.stats.compiles == compiles
+
+
+class Producer:
+    """Notes with which stream its memory is asked for."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.streams = array, []  # type: ignore[var-annotated]
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
+        self.streams.append(stream)
+        return self.array.__dlpack__(**options)
+
+
+def test_an_exchange_waits_for_no_stream() -> None:
+    """A consumer that asks for the order of a stream (1: the legacy default) would synchronize,
+    which ends a capture."""
+    producer = Producer(np.arange(3))
+    for stream in (1, 2, 12345):
+        Unordered(producer).__dlpack__(stream=stream, max_version=(1, 0))
+    assert producer.streams == [-1, -1, -1]
+    view = np.from_dlpack(Unordered(producer))
+    assert producer.streams[-1] is None
+    assert view.ctypes.data == producer.array.ctypes.data
